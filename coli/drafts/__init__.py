@@ -1,0 +1,1 @@
+"""Draft sources: they only propose; never import model or store."""

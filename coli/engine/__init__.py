@@ -1,0 +1,1 @@
+"""The decode loop: prefill, propose, verify, sample, commit."""

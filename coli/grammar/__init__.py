@@ -1,0 +1,1 @@
+"""Grammars as byte automata; knows neither model nor tokenizer beyond ids and bytes."""

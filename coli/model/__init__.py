@@ -1,0 +1,1 @@
+"""Config, families, weights and the forward."""

@@ -1,0 +1,1 @@
+"""Tokenizer, detokenizer and chat templates: text in, ids out, and back."""
