@@ -1,0 +1,287 @@
+"""What a draft is, what every draft source can do, and the guards that silence a source that guesses badly.
+
+A source only proposes: the target's own sample decides, so nothing in this package can change a byte of output.
+Sources know token ids and nothing else (no model, no store). The engine's thread calls them, one call at a time,
+in this order per step: `commit` (ids just emitted), `propose`, and `judged` once the forward has decided.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+MAX_DRAFT_TOKENS = 63  # one forward has 64 rows, the first is the newest committed id
+MAX_SPAN_TOKENS = 48  # the seed's cap for one grammar or corpus proposal
+ROOT = -1  # parent of a draft token that follows the newest committed id
+
+Notice = Callable[[str], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Draft:
+    """Guessed ids behind the newest committed id, as a tree whose parents come before their children.
+
+    token_ids: the guesses; parents[i]: index in token_ids of the id before token i, or ROOT.
+    source: name of the source, match_length: ids of context the guess rests on (a feature for the gate).
+    """
+
+    token_ids: tuple[int, ...]
+    parents: tuple[int, ...]
+    source: str
+    match_length: int = 0
+
+    def __post_init__(self) -> None:
+        if len(self.token_ids) != len(self.parents):
+            raise ValueError(f"draft of {self.source}: {len(self.token_ids)} ids but {len(self.parents)} parents")
+        if not self.token_ids:
+            raise ValueError(f"draft of {self.source}: empty; a source with nothing to propose returns None")
+        for index, parent in enumerate(self.parents):
+            if not ROOT <= parent < index:
+                raise ValueError(f"draft of {self.source}: token {index} has parent {parent}, expected -1..{index - 1}")
+
+    @classmethod
+    def chain(cls, token_ids: Sequence[int], source: str, match_length: int = 0) -> Draft:
+        """A draft without branches."""
+        return cls(tuple(token_ids), tuple(range(-1, len(token_ids) - 1)), source, match_length)
+
+    def __len__(self) -> int:
+        return len(self.token_ids)
+
+    @property
+    def is_chain(self) -> bool:
+        return self.parents == tuple(range(-1, len(self.token_ids) - 1))
+
+    def trimmed(self, limit: int, vocab_size: int | None = None) -> Draft | None:
+        """The first `limit` tokens, without ids outside the vocabulary and what hangs on them; None if none is left.
+
+        Parents precede children, so a prefix is a tree again. An id outside the vocabulary could never be accepted
+        and has no embedding row.
+        """
+        if len(self.token_ids) <= limit and (
+            vocab_size is None or all(0 <= token_id < vocab_size for token_id in self.token_ids)
+        ):
+            return self
+        kept: dict[int, int] = {ROOT: ROOT}
+        token_ids: list[int] = []
+        parents: list[int] = []
+        for index, (token_id, parent) in enumerate(zip(self.token_ids, self.parents, strict=True)):
+            if len(token_ids) >= limit:
+                break
+            if parent not in kept or token_id < 0 or (vocab_size is not None and token_id >= vocab_size):
+                continue
+            kept[index] = len(token_ids)
+            token_ids.append(token_id)
+            parents.append(kept[parent])
+        if not token_ids:
+            return None
+        return Draft(tuple(token_ids), tuple(parents), self.source, self.match_length)
+
+
+@dataclass(slots=True)
+class Counters:
+    """Everything counted in draft tokens, since the source was made.
+
+    proposed: what the source came up with (corpus and mtp: before trimming to the remaining allowance, as the seed
+    counts them; grammar: after). judged: what went into a verify forward. accepted: what the target agreed to and
+    was emitted.
+    """
+
+    proposed: int = 0
+    judged: int = 0
+    accepted: int = 0
+
+    @property
+    def percent(self) -> int:
+        """Accepted of proposed in whole percent, rounded; 0 if nothing was proposed."""
+        return round(100 * self.accepted / self.proposed) if self.proposed else 0
+
+
+class DraftSource(Protocol):
+    """One maker of drafts. `begin` forgets the context of an earlier request, never the counters or the guard."""
+
+    name: str
+    counters: Counters
+
+    def begin(self, prompt_ids: Sequence[int]) -> None:
+        """A new request: the context is exactly `prompt_ids`."""
+
+    def propose(self, limit: int, extension: Sequence[int] = ()) -> Draft | None:
+        """A draft of at most `limit` ids behind context + `extension`, or None. Does not change the context."""
+
+    def commit(self, token_ids: Sequence[int]) -> None:
+        """These ids were emitted; the context grows by them."""
+
+    def judged(self, proposed: int, accepted: int) -> None:
+        """A forward looked at `proposed` draft tokens of this source and `accepted` of them were emitted."""
+
+    def report_lines(self) -> list[str]:
+        """Lines for the end report; empty if nothing was proposed."""
+
+
+class Guard(Protocol):
+    """Decides whether a source may be asked. `allows` is called once per asking, `commit` with each emission."""
+
+    def allows(self, counters: Counters) -> bool: ...
+
+    def commit(self, num_tokens: int) -> None: ...
+
+    def report_lines(self) -> list[str]: ...
+
+
+class NoGuard:
+    """For `--gate always` and for sources whose depth the gate alone decides."""
+
+    def allows(self, counters: Counters) -> bool:
+        return True
+
+    def commit(self, num_tokens: int) -> None:
+        pass
+
+    def report_lines(self) -> list[str]:
+        return []
+
+
+class PermanentGuard:
+    """The seed's grammar guard: from `window` proposed tokens on, below `percent` accepted, off for good."""
+
+    def __init__(self, label: str, notice: Notice, *, window: int = 32, percent: int = 50) -> None:
+        self._label = label
+        self._notice = notice
+        self._window = window
+        self._percent = percent
+        self._off_line: str | None = None
+
+    def allows(self, counters: Counters) -> bool:
+        if self._off_line is not None:
+            return False
+        if counters.proposed < self._window or counters.accepted * 100 >= counters.proposed * self._percent:
+            return True
+        self._off_line = (
+            f"{self._label}: {counters.percent}% acceptance ({counters.accepted}/{counters.proposed}) "
+            f"is below {self._percent}%, source switched off"
+        )
+        self._notice(self._off_line)
+        return False
+
+    def commit(self, num_tokens: int) -> None:
+        pass
+
+    def report_lines(self) -> list[str]:
+        return [] if self._off_line is None else [self._off_line]
+
+
+class PausingGuard:
+    """The seed's corpus guard: judges the proposals since the last re-arm, pauses, re-arms with a clean slate.
+
+    From `window` proposed tokens on, below `percent` accepted, the source is silent until `pause_tokens` ids have
+    been emitted; the step that pauses already drafts nothing, the first asking after the pause may draft again.
+    """
+
+    def __init__(
+        self, label: str, notice: Notice, *, window: int = 24, percent: int = 50, pause_tokens: int = 256
+    ) -> None:
+        self._label = label
+        self._notice = notice
+        self._window = window
+        self._percent = percent
+        self._pause_tokens = pause_tokens
+        self._remaining = 0
+        self._paused = False
+        self._base = Counters()
+        self.num_pauses = 0
+        self.num_rearms = 0
+
+    def allows(self, counters: Counters) -> bool:
+        if self._paused:
+            if self._remaining > 0:
+                return False
+            self._paused = False
+            self._base = Counters(counters.proposed, counters.judged, counters.accepted)
+            self.num_rearms += 1
+            self._notice(f"{self._label}: re-armed after {self._pause_tokens} tokens")
+        proposed = counters.proposed - self._base.proposed
+        accepted = counters.accepted - self._base.accepted
+        if proposed < self._window or accepted * 100 >= proposed * self._percent:
+            return True
+        self._paused = True
+        self._remaining = self._pause_tokens
+        self.num_pauses += 1
+        self._notice(
+            f"{self._label}: {round(100 * accepted / proposed)}% acceptance ({accepted}/{proposed}) "
+            f"is below {self._percent}%, paused for {self._pause_tokens} tokens"
+        )
+        return False
+
+    def commit(self, num_tokens: int) -> None:
+        self._remaining -= num_tokens
+
+    def report_lines(self) -> list[str]:
+        if not self.num_pauses:
+            return []
+        return [f"{self._label}: guard below {self._percent}% paused {self.num_pauses}x, re-armed {self.num_rearms}x"]
+
+
+class SlidingGuard:
+    """A true sliding window over the last `window` judged tokens; pauses like PausingGuard and re-arms empty.
+
+    Whole drafts leave the window: it holds the fewest recent drafts with at least `window` tokens.
+    """
+
+    def __init__(
+        self, label: str, notice: Notice, *, window: int = 32, percent: int = 50, pause_tokens: int = 256
+    ) -> None:
+        self._label = label
+        self._notice = notice
+        self._window = window
+        self._percent = percent
+        self._pause_tokens = pause_tokens
+        self._remaining = 0
+        self._paused = False
+        self._recent: deque[tuple[int, int]] = deque()
+        self._judged = 0
+        self._accepted = 0
+        self._seen = Counters()
+        self.num_pauses = 0
+        self.num_rearms = 0
+
+    def allows(self, counters: Counters) -> bool:
+        if self._paused:
+            if self._remaining > 0:
+                return False
+            self._paused = False
+            self.num_rearms += 1
+            self._notice(f"{self._label}: re-armed after {self._pause_tokens} tokens")
+        self._slide(counters.judged - self._seen.judged, counters.accepted - self._seen.accepted)
+        self._seen = Counters(counters.proposed, counters.judged, counters.accepted)
+        if self._judged < self._window or self._accepted * 100 >= self._judged * self._percent:
+            return True
+        self._paused = True
+        self._remaining = self._pause_tokens
+        self.num_pauses += 1
+        self._notice(
+            f"{self._label}: {round(100 * self._accepted / self._judged)}% of the last {self._judged} drafts accepted, "
+            f"below {self._percent}%, paused for {self._pause_tokens} tokens"
+        )
+        self._recent.clear()
+        self._judged = self._accepted = 0
+        return False
+
+    def _slide(self, judged: int, accepted: int) -> None:
+        if judged:
+            self._recent.append((judged, accepted))
+            self._judged += judged
+            self._accepted += accepted
+        while self._recent and self._judged - self._recent[0][0] >= self._window:
+            old_judged, old_accepted = self._recent.popleft()
+            self._judged -= old_judged
+            self._accepted -= old_accepted
+
+    def commit(self, num_tokens: int) -> None:
+        self._remaining -= num_tokens
+
+    def report_lines(self) -> list[str]:
+        if not self.num_pauses:
+            return []
+        return [f"{self._label}: guard below {self._percent}% paused {self.num_pauses}x, re-armed {self.num_rearms}x"]
