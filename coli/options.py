@@ -1,0 +1,391 @@
+"""The settings door: one table, frozen option objects, and the only place that reads the environment.
+
+`TABLE` lists every setting once: flags, environment names, bounds, default and the report counter that shows its
+effect. Click options, `--help`, docs/settings.md and the list of known variables come from it. `resolve` takes flags
+and environment to checked values that remember where they came from; the `*_options` functions turn those into frozen
+objects. Nothing below the command line sees a flag or a variable.
+"""
+
+from __future__ import annotations
+
+import difflib
+import math
+import os
+import sys
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from coli.errors import OptionError
+from coli.setting_values import NUMERIC, UNBOUNDED, Bounds, Kind, parse_value
+
+MAX_DRAFT_TOKENS = 48  # rows of one verify batch a grammar or corpus proposal may fill
+OWN_PREFIXES = ("COLI_", "SPECULANT_")
+
+
+@dataclass(frozen=True, slots=True)
+class EnvName:
+    """One environment variable of a setting; `translate(text, name)` gives the setting's text, None = as if unset."""
+
+    name: str
+    translate: Callable[[str, str], str | None] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Setting:
+    """One row of the table. `flag` is a click declaration; `later` names a feature that is not in this version yet."""
+
+    name: str
+    group: str
+    kind: Kind
+    default: Any
+    effect: str
+    flag: str = ""
+    env: tuple[EnvName, ...] = ()
+    bounds: Bounds = UNBOUNDED
+    default_text: str = ""
+    counter: str = ""
+    later: str = ""
+
+    def parse(self, raw: object, origin: str) -> Any:
+        """Checked value of `raw` (text, or bool or tuple from click); OptionError names `origin`, value, allowed."""
+        return parse_value(self.kind, self.bounds, raw, origin)
+
+
+def _switch_for(wanted: str) -> Callable[[str, str], str | None]:
+    """A switch variable: true means the value `wanted` of its setting, false means unset."""
+    return lambda raw, name: wanted if parse_value("bool", UNBOUNDED, raw, name) else None
+
+
+def _if_numeric(raw: str, name: str) -> str | None:
+    return raw if NUMERIC.fullmatch(raw) else None  # TEMP is a folder on some systems
+
+
+def _if_model_folder(raw: str, name: str) -> str | None:
+    return raw if any((Path(raw) / name).is_file() for name in ("coli.json", "config.json")) else None
+
+
+def _env(*names: str | EnvName) -> tuple[EnvName, ...]:
+    return tuple(EnvName(name) if isinstance(name, str) else name for name in names)
+
+
+def _choices(*allowed: str) -> Bounds:
+    return Bounds(choices=allowed)
+
+
+_CORPUS, _NGRAM, _GRAMMAR = "corpus drafts", "n-gram drafts", "grammar drafts"
+_MTP, _GRAPH, _GATE = "multi-token-prediction drafts", "graph drafts", "a choice of gate"
+_STORE, _SESSION = "the streaming store", "saved sessions"
+
+TABLE: tuple[Setting, ...] = (
+    # prompt
+    Setting("model", "model", "text", None, "container folder, or a name under the model home", "--model",
+            _env("COLI_MODEL", EnvName("SNAP", _if_model_folder)), default_text="none", counter="settings.model"),
+    Setting("home", "model", "path", None, "folder that holds models by name", "", _env("COLI_HOME"),
+            default_text="the user's data folder", counter="settings.home"),
+    Setting("prompt", "prompt", "text", None, "the prompt, where no argument gives one", "", _env("PROMPT"),
+            default_text="standard input if it is not a terminal", counter="prompt_tokens"),
+    Setting("prompt_ids", "prompt", "ids", None, "the prompt as token ids: no template, no BOS added", "--prompt-ids",
+            default_text="none", counter="prompt_tokens"),
+    Setting("raw", "prompt", "flag", False, "feed the prompt as it is, without the chat template", "--raw",
+            counter="prompt_tokens"),
+    Setting("system", "prompt", "text", None, "system message for the chat template", "--system",
+            default_text="the template's own", counter="prompt_tokens"),
+    Setting("think", "prompt", "bool", None, "ask the template for thinking or against it", "--think/--no-think",
+            _env("THINK"), default_text="the template's own", counter="prompt_tokens"),
+    # generation
+    Setting("ngen", "generate", "int", 256, "tokens to generate at most", "--ngen", _env("NGEN"),
+            Bounds(1, 2**31 - 1), counter="generated_tokens"),
+    Setting("stop", "generate", "texts", (), "end before this text appears (repeatable)", "--stop",
+            default_text="none", counter="finish_reason"),
+    Setting("ignore_eos", "generate", "flag", False, "go on past the model's end tokens", "--ignore-eos",
+            counter="finish_reason"),
+    Setting("temp", "generate", "float", 0.0, "sampling temperature; 0 takes the best token", "--temp",
+            _env("COLI_TEMP", EnvName("TEMP", _if_numeric)), Bounds(0, 100), counter="token_ids"),
+    Setting("top_k", "generate", "int", 0, "sample from the k best tokens; 0 is off", "--top-k", _env("COLI_TOP_K"),
+            Bounds(0, 2**31 - 1), counter="token_ids"),
+    Setting("top_p", "generate", "float", 1.0, "sample from the smallest set with this probability; 1 is off",
+            "--top-p", _env("NUCLEUS"), Bounds(0, 1), counter="token_ids"),
+    Setting("min_p", "generate", "float", 0.0, "drop tokens below this share of the best probability; 0 is off",
+            "--min-p", _env("COLI_MIN_P"), Bounds(0, 1), counter="token_ids"),
+    Setting("repeat_penalty", "generate", "float", 1.0, "divide the logit of tokens already seen; 1 is off",
+            "--repeat-penalty", bounds=Bounds(0.01, 100), counter="token_ids"),
+    Setting("presence_penalty", "generate", "float", 0.0, "subtract from tokens already generated; 0 is off",
+            "--presence-penalty", bounds=Bounds(-100, 100), counter="token_ids"),
+    Setting("frequency_penalty", "generate", "float", 0.0, "subtract per time a token was generated; 0 is off",
+            "--frequency-penalty", bounds=Bounds(-100, 100), counter="token_ids"),
+    Setting("seed", "generate", "int", None, "seed of the sampling noise", "--seed", _env("SEED"),
+            Bounds(0, 2**64 - 1), default_text="drawn once, reported", counter="seed"),
+    # engine
+    Setting("ctx", "engine", "int", None, "positions of the context", "--ctx", _env("CTX"), Bounds(1, 2**31 - 1),
+            default_text="prompt + ngen, at most the model's", counter="memory"),
+    Setting("kv", "engine", "choice", "auto", "number type of keys and values", "--kv", _env("COLI_KV"),
+            _choices("auto", "f16", "f32"), counter="peak_memory_bytes"),
+    Setting("threads", "engine", "int", None, "compute threads", "--threads", _env("COLI_THREADS"), Bounds(1, 4096),
+            default_text="physical cores", counter="decode_tps"),
+    Setting("simd", "engine", "choice", "auto", "instruction set of the kernels (for tests)", "", _env("COLI_SIMD"),
+            _choices("auto", "avx512", "avx2", "generic"), default_text="best of this CPU", counter="settings.simd"),
+    # store
+    Setting("ram", "engine", "size", None, "memory of the whole process and the page cache it causes; a bare number "
+            "is GB", "--ram", _env("RAM_GB"), default_text="auto", counter="memory_budget_bytes"),
+    Setting("io", "engine", "choice", "auto", "how experts are read", "--io",
+            _env(EnvName("DIRECT", _switch_for("direct")), EnvName("COLI_MMAP", _switch_for("mmap"))),
+            _choices("auto", "mmap", "pread", "direct"), counter="reads", later=_STORE),
+    Setting("cap", "engine", "int", None, "expert slots per layer at most", "", _env("CAP"), Bounds(1, 2**20),
+            default_text="what the budget holds", counter="expert_hit_rate", later=_STORE),
+    Setting("pin", "engine", "text", "auto", "which experts stay in memory: auto, off or a history file", "--pin",
+            _env("PIN"), counter="pinned_hit_rate", later=_STORE),
+    Setting("pin_gb", "engine", "size_or_all", None, "memory for pinned experts, or all; a bare number is GB",
+            "--pin-gb", _env("PIN_GB"), default_text="auto", counter="pinned_hit_rate", later=_STORE),
+    Setting("autopin", "engine", "bool", True, "pin from history when it pays", "", _env("AUTOPIN"),
+            counter="pinned_hit_rate", later=_STORE),
+    Setting("usage", "engine", "path", None, "file of the usage history", "", _env("COLI_USAGE"),
+            default_text="beside the model", counter="pinned_hit_rate", later=_STORE),
+    Setting("usage_save", "engine", "bool", True, "write the usage history", "", _env("USAGE_SAVE"),
+            counter="pinned_hit_rate", later=_STORE),
+    Setting("usage_decay", "engine", "float", None, "factor on old counts, once per run", "",
+            _env("COLI_USAGE_DECAY"), Bounds(0, 1, above=True), default_text="a half-life in selections",
+            counter="pinned_hit_rate", later=_STORE),
+    # drafts
+    Setting("no_drafts", "drafts", "flag", False, "turn every draft source off", "--no-drafts", counter="drafts"),
+    Setting("grammar", "drafts", "path", None, "GBNF file whose forced spans are drafted", "--grammar",
+            _env("GRAMMAR"), default_text="off", counter="drafts.grammar", later=_GRAMMAR),
+    Setting("schema", "drafts", "path", None, "JSON Schema file whose forced spans are drafted", "--schema",
+            _env("SCHEMA"), default_text="off", counter="drafts.grammar", later=_GRAMMAR),
+    Setting("grammar_draft", "drafts", "int", 24, "forced tokens per forward at most", "--grammar-draft",
+            _env("GRAMMAR_DRAFT"), Bounds(1, MAX_DRAFT_TOKENS, cap=True, below=24), counter="drafts.grammar",
+            later=_GRAMMAR),
+    Setting("corpus", "drafts", "path", None, "file of token ids of earlier runs to draft from", "--corpus",
+            _env("COLI_DRAFT_CORPUS"), default_text="off", counter="drafts.corpus", later=_CORPUS),
+    Setting("corpus_k", "drafts", "int", 8, "corpus tokens per forward at most", "--corpus-k", _env("COLI_CORPUS_K"),
+            Bounds(1, MAX_DRAFT_TOKENS, cap=True), counter="drafts.corpus", later=_CORPUS),
+    Setting("corpus_minacc", "drafts", "int", 50, "pause the corpus below this acceptance in percent",
+            "--corpus-minacc", _env("COLI_CORPUS_MINACC"), Bounds(0, 100), counter="drafts.corpus", later=_CORPUS),
+    Setting("draft", "drafts", "int", None, "n-gram and MTP tokens per forward at most; 0 is off", "--draft",
+            _env("DRAFT"), Bounds(0, 63), default_text="the gate decides (0 until it is measured)",
+            counter="drafts.ngram", later=_NGRAM),
+    Setting("mtp", "drafts", "bool", None, "draft with the model's own MTP head", "--mtp/--no-mtp", _env("MTP"),
+            default_text="on when present", counter="drafts.mtp", later=_MTP),
+    Setting("graph", "drafts", "path", None, "n-gram graph to draft from", "--graph", _env("COLI_DRAFT_GRAPH"),
+            default_text="off", counter="drafts.graph", later=_GRAPH),
+    Setting("gate", "drafts", "choice", "seed", "which drafts are worth a forward", "--gate", _env("COLI_GATE"),
+            _choices("auto", "seed", "always"), counter="gate", later=_GATE),
+    Setting("accept", "drafts", "choice", "match", "how drafts are judged", "--accept", _env("COLI_ACCEPT"),
+            _choices("match", "rejection"), counter="drafts", later="--accept rejection"),
+    # output
+    Setting("json", "output", "path", None, "write the report as one JSON object; - is standard output", "--json",
+            default_text="off", counter="settings"),
+    Setting("tokens", "output", "bool", False, "list prompt and generated ids on standard error", "--tokens",
+            _env("TOKENS"), counter="token_ids"),
+    Setting("quiet", "output", "flag", False, "no notices, no progress, no end report", "--quiet"),
+    Setting("verbose", "output", "flag", False, "more in the end report: every setting and where it came from",
+            "--verbose"),
+    Setting("color", "output", "choice", "auto", "colour on standard error", "--color",
+            _env(EnvName("NO_COLOR", lambda raw, name: "never")), _choices("auto", "always", "never")),
+    Setting("debug", "output", "bool", False, "show the traceback of an error", "", _env("COLI_DEBUG")),
+    Setting("session", "session", "path", None, "file that keeps the conversation", "--session", _env("KVSAVE"),
+            default_text="off", counter="prompt_tokens", later=_SESSION),
+)  # fmt: skip
+
+BY_NAME: dict[str, Setting] = {setting.name: setting for setting in TABLE}
+
+
+@dataclass(frozen=True, slots=True)
+class Value:
+    """A checked value; `origin` is "flag", "environment NAME" or "default"."""
+
+    value: Any
+    origin: str
+
+
+@dataclass(frozen=True, slots=True)
+class Resolved:
+    """Checked values by setting name, and the notices to print (one line each)."""
+
+    values: Mapping[str, Value]
+    notices: tuple[str, ...]
+
+    def __getitem__(self, name: str) -> Any:
+        return self.values[name].value
+
+    def given(self, name: str) -> bool:
+        """Whether a flag or the environment gave the setting."""
+        return self.values[name].origin != "default"
+
+    def report(self) -> dict[str, dict[str, Any]]:
+        """The report's `settings` object: {name: {"value": ..., "from": ...}}, JSON-ready."""
+        return {name: {"value": _plain(v.value), "from": v.origin} for name, v in self.values.items()}
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, Path):
+        return str(value)
+    return "all" if value == math.inf else value
+
+
+def resolve(
+    flags: Mapping[str, object],
+    environ: Mapping[str, str] | None = None,
+    names: Iterable[str] | None = None,
+) -> Resolved:
+    """Check flags and environment into values: flag beats environment beats default, an empty variable is unset.
+
+    flags: setting name -> text, bool or tuple of texts as click gives it; None and () mean not given.
+    environ: None reads the process environment. names: the settings a command uses (default: all); the others are
+    not looked at, so a bad value of theirs cannot stop it. Raises OptionError (name, value, what is allowed).
+    """
+    environ = os.environ if environ is None else environ
+    notices = _unknown_variables(environ)
+    values: dict[str, Value] = {}
+    for setting in TABLE if names is None else [BY_NAME[name] for name in names]:
+        origin, raw = _raw(setting, flags.get(setting.name), environ)
+        if raw is None:
+            values[setting.name] = Value(setting.default, "default")
+            continue
+        shown = setting.flag.split("/")[0] if origin == "flag" else origin.removeprefix("environment ")
+        if setting.later and origin == "flag":
+            raise OptionError(f"{shown}: this version does not have {setting.later} yet; leave it out")
+        value = setting.parse(raw, shown)
+        if setting.later:
+            if value != setting.default:
+                notices.append(f"{shown} is set, but this version does not have {setting.later} yet: no effect")
+            values[setting.name] = Value(setting.default, "default")
+            continue
+        if setting.bounds.cap and value != int(str(raw)):
+            notices.append(f"{shown}: {raw} is outside {setting.bounds.allowed(setting.kind)}: using {value}")
+        values[setting.name] = Value(value, origin)
+    return Resolved(values, tuple(notices))
+
+
+def _raw(setting: Setting, flag: object, environ: Mapping[str, str]) -> tuple[str, object]:
+    """(origin, unchecked value) of the first source that gives the setting; ("", None) when none does."""
+    if flag is not None and flag != () and not (setting.kind == "flag" and flag is False):
+        return "flag", flag
+    for env in setting.env:
+        raw: str | None = environ.get(env.name, "")
+        if raw and env.translate is not None:
+            raw = env.translate(raw, env.name)
+        if raw:
+            return f"environment {env.name}", raw
+    return "", None
+
+
+def _unknown_variables(environ: Mapping[str, str]) -> list[str]:
+    known = [env.name for setting in TABLE for env in setting.env]
+    notices = []
+    for name in sorted(environ):
+        if name.startswith(OWN_PREFIXES) and name not in known and environ[name]:
+            near = difflib.get_close_matches(name, known, n=1, cutoff=0.75)
+            notices.append(
+                f"unknown environment variable {name}: ignored" + (f"; did you mean {near[0]}?" if near else "")
+            )
+    return notices
+
+
+def model_home(resolved: Resolved) -> Path | None:
+    """The folder that holds models by name: COLI_HOME, else the user's data folder, None without a home."""
+    if resolved["home"] is not None:
+        return Path(resolved["home"])
+    base = os.environ.get("XDG_DATA_HOME", "")
+    if os.path.isabs(base):
+        return Path(base) / "coli"
+    try:
+        home = Path.home()
+    except RuntimeError:
+        return None
+    return home / ("Library/Application Support" if sys.platform == "darwin" else ".local/share") / "coli"
+
+
+def debug_wanted() -> bool:
+    """COLI_DEBUG, read leniently: an error is already on its way to the user when this is asked."""
+    return os.environ.get("COLI_DEBUG", "").strip().lower() not in ("", "0", "false", "no", "off")
+
+
+@dataclass(frozen=True, slots=True)
+class SamplerOptions:
+    """temperature 0: greedy; top_k 0, top_p 1, min_p 0, repeat_penalty 1, penalties 0: off; seed None: drawn."""
+
+    temperature: float = 0.0
+    top_k: int = 0
+    top_p: float = 1.0
+    min_p: float = 0.0
+    repeat_penalty: float = 1.0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    seed: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class GenerateOptions:
+    """One answer: at most `max_tokens` ids, ended by the end ids (unless `ignore_eos`) or a `stop` text."""
+
+    max_tokens: int = 256
+    stop: tuple[str, ...] = ()
+    ignore_eos: bool = False
+    sampler: SamplerOptions = SamplerOptions()
+
+
+@dataclass(frozen=True, slots=True)
+class EngineOptions:
+    """What opening a model needs to know; None: chosen by the machine, the model or the prompt."""
+
+    threads: int | None = None
+    memory_budget_bytes: int | None = None
+    io: str = "auto"
+    kv: str = "auto"
+    context: int | None = None
+    simd: str = "auto"
+    cap: int | None = None
+    pin: str = "auto"
+    pin_bytes: int | float | None = None  # math.inf: all
+    autopin: bool = True
+    usage: Path | None = None
+    usage_save: bool = True
+    usage_decay: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class DraftOptions:
+    """Draft sources of one answer; None: off, or for `draft` and `mtp` left to the gate and the model."""
+
+    enabled: bool = True
+    grammar: Path | None = None
+    schema: Path | None = None
+    grammar_draft: int = 24
+    corpus: Path | None = None
+    corpus_k: int = 8
+    corpus_minacc: int = 50
+    draft: int | None = None
+    mtp: bool | None = None
+    graph: Path | None = None
+    gate: str = "seed"
+    accept: str = "match"
+
+
+def generate_options(r: Resolved) -> GenerateOptions:
+    """GenerateOptions from resolved settings."""
+    sampler = SamplerOptions(
+        temperature=r["temp"], top_k=r["top_k"], top_p=r["top_p"], min_p=r["min_p"],
+        repeat_penalty=r["repeat_penalty"], presence_penalty=r["presence_penalty"],
+        frequency_penalty=r["frequency_penalty"], seed=r["seed"],
+    )  # fmt: skip
+    return GenerateOptions(max_tokens=r["ngen"], stop=r["stop"], ignore_eos=r["ignore_eos"], sampler=sampler)
+
+
+def engine_options(r: Resolved) -> EngineOptions:
+    """EngineOptions from resolved settings."""
+    return EngineOptions(
+        threads=r["threads"], memory_budget_bytes=r["ram"], io=r["io"], kv=r["kv"], context=r["ctx"], simd=r["simd"],
+        cap=r["cap"], pin=r["pin"], pin_bytes=r["pin_gb"], autopin=r["autopin"], usage=r["usage"],
+        usage_save=r["usage_save"], usage_decay=r["usage_decay"],
+    )  # fmt: skip
+
+
+def draft_options(r: Resolved) -> DraftOptions:
+    """DraftOptions from resolved settings."""
+    return DraftOptions(
+        enabled=not r["no_drafts"], grammar=r["grammar"], schema=r["schema"], grammar_draft=r["grammar_draft"],
+        corpus=r["corpus"], corpus_k=r["corpus_k"], corpus_minacc=r["corpus_minacc"], draft=r["draft"], mtp=r["mtp"],
+        graph=r["graph"], gate=r["gate"], accept=r["accept"],
+    )  # fmt: skip
