@@ -1,0 +1,58 @@
+"""JSON of files that nobody vouches for: size capped before reading, duplicate keys refused, always an object.
+
+Used for config.json, index files, safetensors headers and coli.json. Every failure is a CheckpointError that names
+the file and the fault; nothing here knows what the keys mean.
+"""
+
+import json
+from pathlib import Path
+from typing import Any
+
+from coli.errors import CheckpointError
+
+MAX_CONFIG_BYTES = 8 << 20
+
+
+def read_object(path: Path, max_bytes: int = MAX_CONFIG_BYTES) -> dict[str, Any]:
+    """The JSON object in the file at `path`; CheckpointError if it is missing, too large or not a plain object."""
+    try:
+        with path.open("rb") as file:
+            data = file.read(max_bytes + 1)
+    except OSError as error:
+        raise CheckpointError(f"{path}: cannot be read: {error.strerror or error}") from None
+    if len(data) > max_bytes:
+        raise CheckpointError(f"{path}: larger than {max_bytes} bytes, the most such a file may have")
+    return parse_object(data, str(path))
+
+
+def parse_object(data: bytes, where: str) -> dict[str, Any]:
+    """Parse `data` as one JSON object; `where` names it in the CheckpointError of anything else."""
+    try:
+        value = json.loads(data.decode("utf-8"), object_pairs_hook=_object_without_duplicates)
+    except UnicodeDecodeError as error:
+        raise CheckpointError(f"{where}: not UTF-8 text (byte {error.start})") from None
+    except json.JSONDecodeError as error:
+        raise CheckpointError(f"{where}: not valid JSON: {error.msg} at line {error.lineno}") from None
+    except _DuplicateKey as error:
+        raise CheckpointError(f"{where}: key {error.args[0]!r} appears twice") from None
+    except (RecursionError, ValueError) as error:
+        reason = "nested too deeply" if isinstance(error, RecursionError) else str(error)
+        raise CheckpointError(f"{where}: not usable JSON: {reason}") from None
+    if not isinstance(value, dict):
+        raise CheckpointError(f"{where}: expected a JSON object, found {type(value).__name__}")
+    return value
+
+
+class _DuplicateKey(Exception):
+    pass
+
+
+def _object_without_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    result = dict(pairs)
+    if len(result) != len(pairs):
+        seen: set[str] = set()
+        for key, _ in pairs:
+            if key in seen:
+                raise _DuplicateKey(key)
+            seen.add(key)
+    return result
