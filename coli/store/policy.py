@@ -1,0 +1,243 @@
+"""Which experts stay in memory: pure bookkeeping on integer keys; no bytes, no threads, no clock.
+
+The engine's store and the offline replay drive the same object with the same unions (`request`) and the same commits
+(`settle`), so simulated and real hit counts are equal. Hits are decided at the union request, whatever arrives when.
+A key is `layer_idx * num_experts + expert_id`. Called by the one thread that runs the model.
+"""
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+from numpy.typing import NDArray
+
+from coli.store.orders import EvictionOrder, LruOrder
+
+# Records of a union that may be in memory at once while it recycles its own slots: reads in flight plus the one in use.
+OVERLAP = 8
+
+
+@dataclass(frozen=True, slots=True)
+class Admission:
+    """One miss: `expert_id` is read into the place of `evicted` (a key), or into a free one (None)."""
+
+    expert_id: int
+    evicted: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class UnionPlan:
+    """What one union does to the cache. All expert ids ascend, except `admissions` when it recycles."""
+
+    expert_ids: list[int]
+    pinned: list[int]
+    cached: list[int]
+    admissions: list[Admission]
+
+
+@dataclass(slots=True)
+class UnionCounts:
+    """Distinct experts of all unions so far, by what the request found."""
+
+    unions: int = 0
+    hits: int = 0
+    pinned_hits: int = 0
+    misses: int = 0
+    evictions: int = 0
+
+
+@dataclass(slots=True)
+class Pool:
+    """Layers that share `slots` places; `free` of them hold nothing."""
+
+    slots: int
+    order: EvictionOrder
+    free: int = field(init=False)
+
+    def __post_init__(self) -> None:
+        if self.slots < 1:
+            raise ValueError("a pool needs at least one slot")
+        self.free = self.slots
+
+
+class ResidencyPolicy:
+    """Pins, pools and their eviction orders behind two verbs: `request` a union, `settle` a forward."""
+
+    def __init__(
+        self,
+        num_layers: int,
+        num_experts: int,
+        pool_of_layer: Sequence[int | None],
+        pool_slots: Sequence[int],
+        *,
+        pinned: Iterable[int] = (),
+        order: Callable[[int], EvictionOrder] = LruOrder,
+    ) -> None:
+        """
+        Args:
+            pool_of_layer: (L,) index into `pool_slots`, None for a layer without routed experts.
+            pool_slots: places per pool, at least one each; pinned experts need none of them.
+            pinned: keys that are always resident.
+            order: makes the eviction order of a pool from its slots.
+        """
+        self.num_layers = num_layers
+        self.num_experts = num_experts
+        self.pools = [Pool(slots, order(slots)) for slots in pool_slots]
+        self.pinned = frozenset(pinned)
+        self.counts = UnionCounts()
+        self.prefill_counts = UnionCounts()
+        # Selections by committed rows, (L * E,): what the usage history learns from.
+        self.usage: NDArray[np.int64] = np.zeros(num_layers * num_experts, np.int64)
+        self._pool_of_layer = list(pool_of_layer)
+        self._forward: list[tuple[int, NDArray[np.int64]]] = []
+
+    def pool_of(self, key: int) -> int:
+        pool = self._pool_of_layer[key // self.num_experts]
+        assert pool is not None
+        return pool
+
+    def request(self, layer_idx: int, expert_ids: NDArray[np.int64], *, prefill: bool) -> UnionPlan:
+        """Decide hits, misses and evictions of one layer's union, expert_ids (S, A), and account for them."""
+        if self._forward and layer_idx <= self._forward[-1][0]:
+            self.settle(None)
+        S = expert_ids.shape[0]
+        if prefill:
+            unique, row_counts = np.unique(expert_ids, return_counts=True)
+            union, rows = unique.tolist(), row_counts.tolist()
+            np.add.at(self.usage, layer_idx * self.num_experts + unique, row_counts)
+        else:
+            union, rows = sorted(set(expert_ids.ravel().tolist())), []
+            self._forward.append((layer_idx, expert_ids + layer_idx * self.num_experts))
+        return self._place(layer_idx, union, rows, prefill, speculative=S > 1 and not prefill)
+
+    def settle(self, committed_rows: int | Sequence[int] | NDArray[np.int64] | None) -> None:
+        """End a forward: count the committed rows' selections, demote what only the others used.
+
+        Args:
+            committed_rows: how many leading rows, or which rows, were committed; None: all.
+        """
+        counted = []
+        for layer_idx, keys in self._forward:  # keys (S, A)
+            if committed_rows is None:
+                kept = keys
+            elif isinstance(committed_rows, int):
+                kept = keys[:committed_rows]
+            else:
+                kept = keys[np.asarray(committed_rows, np.int64)]
+            counted.append(kept.ravel())
+            if len(kept) < len(keys) and len(keys) > 1:
+                used = set(kept.ravel().tolist())
+                self._order(layer_idx).demote(sorted(set(keys.ravel().tolist()) - used))
+        if counted:
+            np.add.at(self.usage, np.concatenate(counted), 1)
+        self._forward.clear()
+        for pool in self.pools:
+            pool.order.settled()
+
+    def discard(self, key: int) -> None:
+        """Forget a resident key (its read failed or was given up); its place is free again."""
+        pool = self.pools[self.pool_of(key)]
+        if pool.order.discard(key):
+            pool.free += 1
+
+    def shrink(self, pool_idx: int, slots: int) -> None:
+        """Take `slots` free places away for good."""
+        pool = self.pools[pool_idx]
+        assert slots <= pool.free
+        assert slots < pool.slots
+        pool.slots -= slots
+        pool.free -= slots
+
+    def resident(self) -> list[int]:
+        """Cached keys of every pool, ascending; pins not included."""
+        return sorted(key for pool in self.pools for key in pool.order.keys())  # noqa: SIM118
+
+    def _order(self, layer_idx: int) -> EvictionOrder:
+        pool = self._pool_of_layer[layer_idx]
+        assert pool is not None
+        return self.pools[pool].order
+
+    def _place(
+        self, layer_idx: int, union: list[int], rows: list[int], prefill: bool, *, speculative: bool
+    ) -> UnionPlan:
+        base = layer_idx * self.num_experts
+        pinned = [e for e in union if base + e in self.pinned] if self.pinned else []
+        wanted = [e for e in union if base + e not in self.pinned] if pinned else union
+        pool_idx = self._pool_of_layer[layer_idx]
+        assert pool_idx is not None, f"layer {layer_idx} has no experts"
+        pool = self.pools[pool_idx]
+        order = pool.order
+        order.begin_request(scan=prefill, speculative=speculative)
+        counts = self.prefill_counts if prefill else self.counts
+        admissions: list[Admission] = []
+        cached: list[int] = []
+        if prefill:
+            row_count = dict(zip(union, rows, strict=True))
+            self._walk(pool, base, wanted, row_count, cached, admissions)
+        else:
+            missing = []
+            for e in wanted:
+                if base + e in order:
+                    order.touch(base + e, 1)
+                    cached.append(e)
+                else:
+                    missing.append(e)
+            if missing:
+                self._walk(pool, base, cached + missing, None, [], admissions)
+        order.end_request()
+        counts.unions += 1
+        counts.pinned_hits += len(pinned)
+        counts.hits += len(cached) + len(pinned)
+        counts.misses += len(admissions)
+        counts.evictions += sum(a.evicted is not None for a in admissions)
+        return UnionPlan(union, pinned, cached, admissions)
+
+    def _walk(
+        self,
+        pool: Pool,
+        base: int,
+        members: list[int],
+        row_count: dict[int, int] | None,
+        cached: list[int],
+        admissions: list[Admission],
+    ) -> None:
+        """Admit the absent of `members`, which are listed in the order they will be used.
+
+        A place comes from outside the union first; once the union has to live on its own places, a member may give up
+        its place OVERLAP members later, when it has been used.
+        """
+        order = pool.order
+        scan = row_count is not None
+        keep = {base + e for e in members}
+        for position, e in enumerate(members):
+            key = base + e
+            if position >= OVERLAP:
+                passed = base + members[position - OVERLAP]
+                keep.discard(passed)
+                order.release(passed)
+            rows = row_count[e] if row_count is not None else 1
+            if key in order:
+                if scan:
+                    order.touch(key, rows)
+                    cached.append(e)
+                continue
+            evicted: int | None = None
+            if pool.free:
+                pool.free -= 1
+            else:
+                evicted = order.victim(keep)
+                if evicted is None:
+                    evicted = self._recycle(order, base, members, position)
+            order.admit(key, rows)
+            admissions.append(Admission(e, evicted))
+
+    @staticmethod
+    def _recycle(order: EvictionOrder, base: int, members: list[int], position: int) -> int:
+        """A place from the union itself: the member used longest ago, else the resident one used last of all.
+
+        In the second case that member is read again when its turn comes, so the walk never waits for itself.
+        """
+        for e in [*members[:position], *reversed(members[position + 1 :])]:
+            if order.discard(base + e):
+                return base + e
+        raise AssertionError("a pool without free places holds nothing")
