@@ -84,8 +84,8 @@ class Counters:
     """Everything counted in draft tokens, since the source was made.
 
     proposed: what the source came up with (corpus and mtp: before trimming to the remaining allowance, as the seed
-    counts them; grammar: after). judged: what went into a verify forward. accepted: what the target agreed to and
-    was emitted.
+    counts them; grammar: after). judged: what the target got to compare, so the accepted ones and the first
+    rejected one. accepted: what the target agreed to and was emitted.
     """
 
     proposed: int = 0
@@ -113,8 +113,8 @@ class DraftSource(Protocol):
     def commit(self, token_ids: Sequence[int]) -> None:
         """These ids were emitted; the context grows by them."""
 
-    def judged(self, proposed: int, accepted: int) -> None:
-        """A forward looked at `proposed` draft tokens of this source and `accepted` of them were emitted."""
+    def judged(self, judged: int, accepted: int) -> None:
+        """A forward compared `judged` draft tokens of this source with the target; `accepted` of them were emitted."""
 
     def report_lines(self) -> list[str]:
         """Lines for the end report; empty if nothing was proposed."""
