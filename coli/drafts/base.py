@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 MAX_DRAFT_TOKENS = 63  # one forward has 64 rows, the first is the newest committed id
@@ -172,6 +172,48 @@ class PermanentGuard:
         return [] if self._off_line is None else [self._off_line]
 
 
+class _PauseClock:
+    """Silence measured in emitted tokens, announced when it begins and when it ends."""
+
+    def __init__(self, label: str, notice: Notice, percent: int, pause_tokens: int) -> None:
+        self._label = label
+        self._notice = notice
+        self._percent = percent
+        self._pause_tokens = pause_tokens
+        self._remaining: int | None = None
+        self.num_pauses = 0
+        self.num_rearms = 0
+
+    def is_silent(self) -> bool:
+        return self._remaining is not None and self._remaining > 0
+
+    def rearms(self) -> bool:
+        """True once, at the first asking after a pause."""
+        if self._remaining is None or self._remaining > 0:
+            return False
+        self._remaining = None
+        self.num_rearms += 1
+        self._notice(f"{self._label}: re-armed after {self._pause_tokens} tokens")
+        return True
+
+    def pause(self, judged: int, accepted: int) -> None:
+        self._remaining = self._pause_tokens
+        self.num_pauses += 1
+        self._notice(
+            f"{self._label}: {round(100 * accepted / judged)}% acceptance ({accepted}/{judged}) "
+            f"is below {self._percent}%, paused for {self._pause_tokens} tokens"
+        )
+
+    def commit(self, num_tokens: int) -> None:
+        if self._remaining is not None:
+            self._remaining -= num_tokens
+
+    def report_lines(self) -> list[str]:
+        if not self.num_pauses:
+            return []
+        return [f"{self._label}: guard below {self._percent}% paused {self.num_pauses}x, re-armed {self.num_rearms}x"]
+
+
 class PausingGuard:
     """The seed's corpus guard: judges the proposals since the last re-arm, pauses, re-arms with a clean slate.
 
@@ -182,88 +224,56 @@ class PausingGuard:
     def __init__(
         self, label: str, notice: Notice, *, window: int = 24, percent: int = 50, pause_tokens: int = 256
     ) -> None:
-        self._label = label
-        self._notice = notice
+        self._clock = _PauseClock(label, notice, percent, pause_tokens)
         self._window = window
         self._percent = percent
-        self._pause_tokens = pause_tokens
-        self._remaining = 0
-        self._paused = False
         self._base = Counters()
-        self.num_pauses = 0
-        self.num_rearms = 0
 
     def allows(self, counters: Counters) -> bool:
-        if self._paused:
-            if self._remaining > 0:
-                return False
-            self._paused = False
-            self._base = Counters(counters.proposed, counters.judged, counters.accepted)
-            self.num_rearms += 1
-            self._notice(f"{self._label}: re-armed after {self._pause_tokens} tokens")
+        if self._clock.is_silent():
+            return False
+        if self._clock.rearms():
+            self._base = replace(counters)
         proposed = counters.proposed - self._base.proposed
         accepted = counters.accepted - self._base.accepted
         if proposed < self._window or accepted * 100 >= proposed * self._percent:
             return True
-        self._paused = True
-        self._remaining = self._pause_tokens
-        self.num_pauses += 1
-        self._notice(
-            f"{self._label}: {round(100 * accepted / proposed)}% acceptance ({accepted}/{proposed}) "
-            f"is below {self._percent}%, paused for {self._pause_tokens} tokens"
-        )
+        self._clock.pause(proposed, accepted)
         return False
 
     def commit(self, num_tokens: int) -> None:
-        self._remaining -= num_tokens
+        self._clock.commit(num_tokens)
 
     def report_lines(self) -> list[str]:
-        if not self.num_pauses:
-            return []
-        return [f"{self._label}: guard below {self._percent}% paused {self.num_pauses}x, re-armed {self.num_rearms}x"]
+        return self._clock.report_lines()
 
 
 class SlidingGuard:
-    """A true sliding window over the last `window` judged tokens; pauses like PausingGuard and re-arms empty.
+    """A true sliding window over the last judged tokens; pauses like PausingGuard and re-arms empty.
 
-    Whole drafts leave the window: it holds the fewest recent drafts with at least `window` tokens.
+    Whole steps leave the window: it holds the fewest recent ones with at least `window` judged tokens.
     """
 
     def __init__(
         self, label: str, notice: Notice, *, window: int = 32, percent: int = 50, pause_tokens: int = 256
     ) -> None:
-        self._label = label
-        self._notice = notice
+        self._clock = _PauseClock(label, notice, percent, pause_tokens)
         self._window = window
         self._percent = percent
-        self._pause_tokens = pause_tokens
-        self._remaining = 0
-        self._paused = False
-        self._recent: deque[tuple[int, int]] = deque()
+        self._recent: deque[tuple[int, int]] = deque()  # judged, accepted per step
         self._judged = 0
         self._accepted = 0
         self._seen = Counters()
-        self.num_pauses = 0
-        self.num_rearms = 0
 
     def allows(self, counters: Counters) -> bool:
-        if self._paused:
-            if self._remaining > 0:
-                return False
-            self._paused = False
-            self.num_rearms += 1
-            self._notice(f"{self._label}: re-armed after {self._pause_tokens} tokens")
+        if self._clock.is_silent():
+            return False
+        self._clock.rearms()
         self._slide(counters.judged - self._seen.judged, counters.accepted - self._seen.accepted)
-        self._seen = Counters(counters.proposed, counters.judged, counters.accepted)
+        self._seen = replace(counters)
         if self._judged < self._window or self._accepted * 100 >= self._judged * self._percent:
             return True
-        self._paused = True
-        self._remaining = self._pause_tokens
-        self.num_pauses += 1
-        self._notice(
-            f"{self._label}: {round(100 * self._accepted / self._judged)}% of the last {self._judged} drafts accepted, "
-            f"below {self._percent}%, paused for {self._pause_tokens} tokens"
-        )
+        self._clock.pause(self._judged, self._accepted)
         self._recent.clear()
         self._judged = self._accepted = 0
         return False
@@ -279,9 +289,7 @@ class SlidingGuard:
             self._accepted -= old_accepted
 
     def commit(self, num_tokens: int) -> None:
-        self._remaining -= num_tokens
+        self._clock.commit(num_tokens)
 
     def report_lines(self) -> list[str]:
-        if not self.num_pauses:
-            return []
-        return [f"{self._label}: guard below {self._percent}% paused {self.num_pauses}x, re-armed {self.num_rearms}x"]
+        return self._clock.report_lines()

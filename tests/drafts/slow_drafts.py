@@ -63,7 +63,8 @@ class SlowCorpus:
         if self.pause_left is not None:
             self.pause_left -= len(token_ids)
 
-    def ask(self) -> list[int]:
+    def ask(self, room: int) -> list[int]:
+        """At most `room` ids; counted before they are trimmed."""
         if self.pause_left is not None:
             if self.pause_left > 0:
                 return []
@@ -77,7 +78,7 @@ class SlowCorpus:
             return []
         proposal, _ = corpus_lookup(self.corpus, self.context, self.depth)
         self.proposed += len(proposal)
-        return proposal
+        return proposal[:room]
 
     def judged(self, accepted: int) -> None:
         self.accepted += accepted
@@ -99,8 +100,11 @@ class SlowNgram:
     def commit(self, token_ids: Sequence[int]) -> None:
         self.context.extend(token_ids)
 
-    def ask(self) -> list[int]:
-        return ngram_lookup(self.context, (), self.depth)[0]
+    def ask(self, room: int) -> list[int]:
+        """At most `room` ids; counted after they are trimmed."""
+        proposal, _ = ngram_lookup(self.context, (), min(room, self.depth))
+        self.proposed += len(proposal)
+        return proposal
 
     def judged(self, accepted: int) -> None:
         self.accepted += accepted
