@@ -20,8 +20,22 @@ class TokenizerError(ColiError):
     """A tokenizer or chat template file cannot be used."""
 
 
+class ChatTemplateError(TokenizerError):
+    """A chat template cannot be compiled or fails; the message names file and line."""
+
+
+class TemplateRefusedError(ChatTemplateError):
+    """The template itself refuses the conversation (such as a system message); the message carries its reason."""
+
+    exit_code = 2
+
+
 class ReadError(ColiError):
     """A read failed or came back short after the file had been opened and checked."""
+
+
+class WriteError(ColiError):
+    """A file could not be written, or the disk is too small for it."""
 
 
 class NumericError(ColiError):

@@ -1,0 +1,195 @@
+"""A model's chat template: messages -> the text its training used, by jinja2 in a sandbox.
+
+Finds the template as transformers does (chat_template.jinja, chat_template.json, tokenizer_config.json) and offers the
+helpers templates expect. Templates are downloaded code: the sandbox forbids attributes and mutation, sizes are capped.
+Errors name file and line; a template that refuses a conversation is TemplateRefusedError with the template's reason.
+"""
+
+from __future__ import annotations
+
+import datetime
+import json
+import traceback
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import jinja2
+import jinja2.ext
+import jinja2.meta
+import jinja2.nodes
+import jinja2.parser
+import jinja2.sandbox
+
+from coli.errors import ChatTemplateError, TemplateRefusedError, TokenizerError
+from coli.text.files import read_json_object, read_text, type_name
+
+TEMPLATE_CAP = 2**20  # bytes; the longest in the wild are about 40 kB
+RENDERED_CAP = 64 * 2**20  # characters
+Message = Mapping[str, Any]
+
+
+class _Refused(jinja2.TemplateError):
+    """The template called raise_exception."""
+
+
+class _GenerationTag(jinja2.ext.Extension):
+    """`{% generation %}`: marks what training learns from; here only its content matters."""
+
+    tags = {"generation"}  # noqa: RUF012 - the base class declares a plain set
+
+    def parse(self, parser: jinja2.parser.Parser) -> list[jinja2.nodes.Node]:
+        next(parser.stream)
+        return parser.parse_statements(("name:endgeneration",), drop_needle=True)
+
+
+class _Environment(jinja2.sandbox.ImmutableSandboxedEnvironment):
+    """The sandbox, with products and powers that could fill the memory refused as well."""
+
+    intercepted_binops = frozenset({"*", "**", "%"})
+
+    def call_binop(self, context: Any, operator: str, left: Any, right: Any) -> Any:
+        numbers = isinstance(left, int | float) and isinstance(right, int | float)
+        if operator == "**" and (not numbers or abs(left) > 2**32 or abs(right) > 64):
+            raise jinja2.exceptions.SecurityError("power too large")
+        if operator == "*" and not numbers:
+            parts, count = (left, right) if isinstance(right, int) else (right, left)
+            if len(parts) * count > TEMPLATE_CAP:
+                raise jinja2.exceptions.SecurityError("repetition too long")
+        if operator == "%" and isinstance(left, str) and any(len(run) > 3 for run in _digit_runs(left)):
+            raise jinja2.exceptions.SecurityError("field too wide")
+        return super().call_binop(context, operator, left, right)
+
+
+def _digit_runs(text: str) -> list[str]:
+    return "".join(c if c.isdigit() else " " for c in text).split()
+
+
+def _raise_exception(message: object) -> None:
+    raise _Refused(str(message))
+
+
+def _strftime_now(form: str) -> str:
+    return datetime.datetime.now().strftime(form)
+
+
+def _tojson(
+    value: Any,
+    ensure_ascii: bool = False,
+    indent: int | None = None,
+    separators: tuple[str, str] | None = None,
+    sort_keys: bool = False,
+) -> str:
+    # jinja2's own filter escapes < > & ' for HTML, which models never saw.
+    return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
+
+
+class ChatTemplate:
+    """A compiled template and where it came from."""
+
+    def __init__(self, source: str, place: str, special_tokens: Mapping[str, str] | None = None):
+        self.place = place
+        self.source = source
+        self._special_tokens = dict(special_tokens or {})
+        environment = _Environment(
+            trim_blocks=True, lstrip_blocks=True, extensions=[_GenerationTag, jinja2.ext.loopcontrols]
+        )
+        environment.filters["tojson"] = _tojson
+        environment.globals.update(raise_exception=_raise_exception, strftime_now=_strftime_now)
+        try:
+            self._template = environment.from_string(source)
+            self._variables = jinja2.meta.find_undeclared_variables(environment.parse(source))
+        except jinja2.TemplateSyntaxError as error:
+            raise ChatTemplateError(f"{place}: line {error.lineno}: {error.message}") from None
+        except RecursionError:
+            raise ChatTemplateError(f"{place}: nested too deeply") from None
+
+    @classmethod
+    def load(cls, folder: Path, special_tokens: Mapping[str, str] | None = None) -> ChatTemplate | None:
+        """The template of a model folder, None when it has none. special_tokens: bos_token, ... -> text."""
+        found = _find(folder)
+        return None if found is None else cls(found[0], found[1], special_tokens)
+
+    @property
+    def knows_thinking(self) -> bool:
+        """Whether the template asks if the model should think."""
+        return not self._variables.isdisjoint(("enable_thinking", "thinking"))
+
+    def render(
+        self,
+        messages: Sequence[Message],
+        add_generation_prompt: bool = True,
+        enable_thinking: bool | None = None,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        **variables: Any,
+    ) -> str:
+        """The conversation as text; messages: {"role", "content", ...} each.
+
+        Raises TemplateRefusedError with the template's own reason, ChatTemplateError with file and line for the rest.
+        """
+        if enable_thinking is not None:
+            variables.update(enable_thinking=enable_thinking, thinking=enable_thinking)
+        context = {
+            **self._special_tokens,
+            "messages": list(messages),
+            "tools": list(tools) if tools else None,
+            "documents": None,
+            "add_generation_prompt": add_generation_prompt,
+            **variables,
+        }
+        pieces, size = [], 0
+        try:
+            for piece in self._template.generate(context):
+                size += len(piece)
+                if size > RENDERED_CAP:
+                    raise jinja2.exceptions.SecurityError("output too long")
+                pieces.append(piece)
+        except _Refused as refusal:
+            raise TemplateRefusedError(f"the model's chat template refuses this conversation: {refusal}") from None
+        except (RecursionError, MemoryError):
+            raise ChatTemplateError(f"{self.place}: the template does not end") from None
+        except Exception as error:  # template code can raise anything
+            line = _template_line(error)
+            reason = " ".join(str(error).split()) or type(error).__name__
+            raise ChatTemplateError(f"{self.place}: line {line}: {reason}") from None
+        return "".join(pieces)
+
+
+def _template_line(error: Exception) -> int:
+    """The template's line an exception passed through last (jinja2 rewrites tracebacks to template lines)."""
+    frames = traceback.extract_tb(error.__traceback__)
+    return next((frame.lineno or 1 for frame in reversed(frames) if frame.filename == "<template>"), 1)
+
+
+def _find(folder: Path) -> tuple[str, str] | None:
+    """(source, where it stands) of a folder's default template."""
+    path = folder / "chat_template.jinja"
+    source = read_text(path, TEMPLATE_CAP)
+    if source is not None:
+        return source, str(path)
+    for name in ("chat_template.json", "tokenizer_config.json"):
+        path = folder / name
+        field = (read_json_object(path) or {}).get("chat_template")
+        if field is not None:
+            return _default_of(field, path), f"{path}: chat_template"
+    return None
+
+
+def _default_of(field: object, path: Path) -> str:
+    """chat_template is text, or a list of {"name", "template"} of which "default" (or the only one) is meant."""
+    if isinstance(field, list):
+        named = {}
+        for entry in field:
+            if not isinstance(entry, dict) or not all(isinstance(entry.get(k), str) for k in ("name", "template")):
+                raise TokenizerError(f"{path}: chat_template: expected entries with name and template")
+            named[entry["name"]] = entry["template"]
+        if "default" not in named and len(named) != 1:
+            raise TokenizerError(
+                f"{path}: chat_template: no template named default, found {', '.join(named) or 'none'}"
+            )
+        field = named.get("default", next(iter(named.values())))
+    if not isinstance(field, str):
+        raise TokenizerError(f"{path}: chat_template: expected text or a list, found {type_name(field)}")
+    if len(field) > TEMPLATE_CAP:
+        raise TokenizerError(f"{path}: chat_template: longer than {TEMPLATE_CAP} characters")
+    return field

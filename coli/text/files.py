@@ -1,0 +1,56 @@
+"""Reading the small text files of a model folder: JSON and templates that were downloaded and are not trusted.
+
+Sizes are capped before reading and every shape is checked; whatever is wrong raises TokenizerError in one line that
+names the file and the field. A missing file is None: most of them are optional.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from coli.errors import TokenizerError
+
+JSON_CAP = 16 * 2**20  # bytes; the largest tokenizer_config.json in the wild is about 3 MB
+
+
+def read_text(path: Path, cap: int) -> str | None:
+    """UTF-8 text of a file of at most `cap` bytes; None when there is no such file."""
+    try:
+        with path.open("rb") as file:
+            data = file.read(cap + 1)
+    except FileNotFoundError:
+        return None
+    except OSError as error:
+        raise TokenizerError(f"{path}: cannot be read: {error.strerror}") from None
+    if len(data) > cap:
+        raise TokenizerError(f"{path}: larger than {cap} bytes, which no such file needs; download it again")
+    try:
+        return data.decode("utf-8")
+    except UnicodeDecodeError as error:
+        raise TokenizerError(f"{path}: not UTF-8 text (byte {error.start}); download it again") from None
+
+
+def read_json_object(path: Path, cap: int = JSON_CAP) -> dict[str, Any] | None:
+    """The JSON object in a file; None when there is no such file."""
+    text = read_text(path, cap)
+    if text is None:
+        return None
+    try:
+        value = json.loads(text)
+    except json.JSONDecodeError as error:
+        raise TokenizerError(
+            f"{path}:{error.lineno}: not JSON ({error.msg}); the file may be cut short, download it again"
+        ) from None
+    except (RecursionError, ValueError) as error:
+        raise TokenizerError(f"{path}: not usable JSON ({error})") from None
+    if not isinstance(value, dict):
+        raise TokenizerError(f"{path}: expected a JSON object, found {type_name(value)}")
+    return value
+
+
+def type_name(value: object) -> str:
+    """JSON's word for the type of a parsed value."""
+    names = {dict: "an object", list: "a list", str: "text", bool: "true/false", type(None): "null"}
+    return names.get(type(value), "a number")
