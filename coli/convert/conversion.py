@@ -1,0 +1,181 @@
+"""From an open Source to a container on disk: plan, stream every file through the quantizer, verify, publish.
+
+Row blocks are read and quantized on a few threads and written in order by the calling thread, so that peak memory is a
+handful of blocks whatever the size of the model. Formats call `convert_source`; nothing here knows one.
+"""
+
+import hashlib
+import json
+import resource
+import sys
+import time
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
+from typing import TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from coli import __version__
+from coli.convert.matching import match
+from coli.convert.options import ConvertOptions, ConvertReport
+from coli.convert.plan import Encode, FilePlan, Held, Operation, Pad, Plan, Scales, Vector
+from coli.convert.quantize import Encoded, encode
+from coli.convert.source import Source
+from coli.convert.work import WorkFolder, refuse_destination
+from coli.convert.writer import FileWriter, header_bytes, write_file
+from coli.errors import CheckpointError
+from coli.model.families import spec_from_config
+from coli.model.tensors import container_spec
+from coli.store.container import Container
+from coli.store.layout import GROUP_SIZE
+from coli.store.manifest import FORMAT_VERSION, MANIFEST, Manifest, container_fingerprint
+
+Notice = Callable[[str], None]
+Progress = Callable[[int, int], None]  # source bytes done, source bytes in all
+_Item = TypeVar("_Item")
+_Result = TypeVar("_Result")
+
+
+def convert_source(
+    source: Source, destination: Path, options: ConvertOptions, notice: Notice, progress: Progress | None
+) -> ConvertReport:
+    """Write `source` as a container into `destination`, which appears whole or not at all.
+
+    Raises OptionError for a destination in use or unknown options, UnsupportedModelError and CheckpointError for the
+    source, WriteError for the disk. After an interruption the same call continues where files were finished.
+    """
+    started = time.monotonic()
+    dense, experts = options.dense_kind(), options.expert_kind()
+    refuse_destination(source.path, destination)
+    spec = spec_from_config(source.config, source.path / "config.json")
+    for assumption in spec.assumed:
+        notice(f"config.json has no {assumption.split()[0]}: using {assumption}, the default of {spec.model_type}")
+    plan = Plan(spec, match(source, spec), dense, experts)
+    quantization = {"dense": dense.label, "experts": experts.label, "group_size": str(GROUP_SIZE)}
+    signature = source.signature()
+    job = hashlib.sha256(json.dumps([FORMAT_VERSION, __version__, quantization, signature]).encode()).hexdigest()
+    with WorkFolder(destination, job) as work:
+        resumed = [file for file in plan.files if file.name in work.finished]
+        remaining = [file for file in plan.files if file.name not in work.finished]
+        if resumed:
+            notice(f"continuing an interrupted conversion: {len(resumed)} of {len(plan.files)} files are complete")
+        side_bytes = sum(path.stat().st_size for path in source.side_files)
+        work.check_space(side_bytes + sum(len(header_bytes(file.entries)) + file.data_bytes for file in remaining))
+        meter = _Meter(plan, progress, resumed)
+        with ThreadPoolExecutor(options.num_threads(), "quantize") as pool:
+            for file in remaining:
+                work.record(file.name, _write(plan, file, work.path, pool, options.num_threads(), meter))
+        digests = {file.name: work.finished[file.name].sha256 for file in plan.files}
+        for path in source.side_files:
+            digests[path.name] = write_file(work.path / path.name, path.read_bytes())
+        digests["config.json"] = write_file(work.path / "config.json", source.config_text)
+        if source.signature() != signature:
+            raise CheckpointError(f"{source.path}: changed while it was being converted: convert again")
+        manifest = Manifest(
+            source.description,
+            quantization,
+            plan.tensors,
+            spec.num_experts,
+            plan.layers(),
+            dict(sorted(digests.items())),
+        )
+        fingerprint = container_fingerprint(source.config_text, digests)
+        text = json.dumps(manifest.to_json(fingerprint), indent=1)
+        write_file(work.path / MANIFEST, text.encode())
+        container_spec(Container.load(work.path))
+        work.publish()
+    written = sum(path.stat().st_size for path in destination.iterdir())
+    return ConvertReport(
+        path=destination,
+        source_bytes=meter.total,
+        container_bytes=written,
+        files=len(digests) + 1,
+        resumed_files=len(resumed),
+        seconds=time.monotonic() - started,
+        peak_memory_bytes=peak_memory_bytes(),
+    )
+
+
+def peak_memory_bytes() -> int:
+    """The highest resident size of this process so far."""
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return peak if sys.platform == "darwin" else peak * 1024
+
+
+class _Meter:
+    """Counts source bytes as their output is written."""
+
+    def __init__(self, plan: Plan, progress: Progress | None, resumed: Sequence[FilePlan]) -> None:
+        self._progress = progress
+        sizes = {file.name: sum(_source_bytes(step) for step in plan.stream(file)) for file in plan.files}
+        self.total = sum(sizes.values())
+        self._done = 0
+        self.add(sum(sizes[file.name] for file in resumed))
+
+    def add(self, nbytes: int) -> None:
+        self._done += nbytes
+        if self._progress is not None:
+            self._progress(self._done, self.total)
+
+
+def _write(plan: Plan, file: FilePlan, folder: Path, pool: ThreadPoolExecutor, threads: int, meter: _Meter) -> str:
+    """Write one file of the plan; returns its sha256."""
+    pending: list[NDArray[np.float16]] = []
+    held: dict[str, NDArray[np.float16]] = {}
+    with FileWriter(folder / file.name, file.entries) as writer:
+        for step, encoded in _in_order(pool, threads + 1, _encode, plan.stream(file)):
+            match step:
+                case Encode():
+                    assert encoded is not None
+                    writer.write(encoded.weights.data)
+                    if encoded.scales is not None:
+                        pending.append(encoded.scales)
+                case Scales(hold=name):
+                    scales, pending = np.concatenate(pending), []
+                    if name is None:
+                        writer.write(scales.data)
+                    else:
+                        held[name] = scales
+                case Held(name=name):
+                    writer.write(held.pop(name).data)
+                case Vector():
+                    values = np.zeros(step.length, np.float32)
+                    block = step.rows.read(0, step.rows.rows)
+                    values[: block.size] = block.reshape(-1)
+                    writer.write(values.data)
+                case Pad():
+                    writer.pad(step.end)
+            meter.add(_source_bytes(step))
+        return writer.finish()
+
+
+def _encode(step: Operation) -> Encoded | None:
+    return encode(step.kind, step.rows.read(step.start, step.stop)) if isinstance(step, Encode) else None
+
+
+def _source_bytes(step: Operation) -> int:
+    if isinstance(step, Encode):
+        return (step.stop - step.start) * step.rows.tensor.row_bytes
+    return step.rows.rows * step.rows.tensor.row_bytes if isinstance(step, Vector) else 0
+
+
+def _in_order(
+    pool: ThreadPoolExecutor, window: int, work: Callable[[_Item], _Result], items: Iterator[_Item]
+) -> Iterator[tuple[_Item, _Result]]:
+    """(item, work(item)) in the order of `items`, with at most `window` of them in memory at a time."""
+    waiting: deque[tuple[_Item, Future[_Result]]] = deque()
+    try:
+        for item in items:
+            waiting.append((item, pool.submit(work, item)))
+            if len(waiting) >= window:
+                done, future = waiting.popleft()
+                yield done, future.result()
+        while waiting:
+            done, future = waiting.popleft()
+            yield done, future.result()
+    finally:
+        for _, future in waiting:
+            future.cancel()

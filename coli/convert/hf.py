@@ -1,0 +1,236 @@
+"""A Hugging Face model folder as a Source: one safetensors file, shards with or without index, hub-cache snapshots.
+
+Links are followed, never written. Every header is checked before the first tensor is read; tensors are read by pread
+in row blocks, so a file that shrinks meanwhile is an error and not a signal.
+"""
+
+import hashlib
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from coli.convert.conversion import Notice, Progress, convert_source
+from coli.convert.options import ConvertOptions, ConvertReport
+from coli.errors import CheckpointError, OptionError, UnsupportedModelError
+from coli.store.manifest import MANIFEST
+from coli.store.safetensors_file import SafetensorsFile, TensorInfo
+from coli.store.strict_json import read_object
+
+INDEX = "model.safetensors.index.json"
+SINGLE = "model.safetensors"
+MAX_INDEX_BYTES = 256 << 20
+SIDE_FILES = (
+    "tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json", "vocab.json",
+    "merges.txt", "tokenizer.model", "chat_template.jinja", "chat_template.json", "generation_config.json",
+)  # fmt: skip
+_SHARD = re.compile(r"(?P<stem>.+)-(?P<number>\d{5,})-of-(?P<count>\d{5,})\.safetensors")
+_UNFINISHED = (".incomplete", ".part", ".partial", ".aria2", ".crdownload", ".download", ".tmp")
+_ITEM_BYTES: Mapping[str, int] = {"F32": 4, "F16": 2, "BF16": 2}
+
+
+@dataclass(frozen=True, slots=True)
+class HuggingFaceTensor:
+    """One tensor of a safetensors file; see source.SourceTensor."""
+
+    file: SafetensorsFile
+    info: TensorInfo
+
+    @property
+    def name(self) -> str:
+        return f"{self.info.name} in {self.file.header.path}"
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return self.info.shape
+
+    @property
+    def row_bytes(self) -> int:
+        return self.shape[-1] * self._item_bytes
+
+    @property
+    def _item_bytes(self) -> int:
+        if self.info.dtype not in _ITEM_BYTES:
+            raise UnsupportedModelError(
+                f"{self.file.header.path}: tensor {self.info.name}: dtype {self.info.dtype} is not supported;"
+                f" supported: {', '.join(_ITEM_BYTES)}"
+            )
+        return _ITEM_BYTES[self.info.dtype]
+
+    def read_rows(self, start: int, stop: int) -> NDArray[np.float32]:
+        raw = self.file.read(self.info, start * self.row_bytes, (stop - start) * self.row_bytes)
+        if self.info.dtype == "BF16":  # the upper half of a float32
+            return (raw.view("<u2").astype(np.uint32) << np.uint32(16)).view(np.float32).reshape(stop - start, -1)
+        dtype = "<f4" if self.info.dtype == "F32" else "<f2"
+        return raw.view(dtype).astype(np.float32, copy=False).reshape(stop - start, -1)
+
+
+class HuggingFaceSource:
+    """An open Hugging Face folder; see source.Source."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        _refuse_what_is_no_folder(path)
+        config_path = path / "config.json"
+        _follow(config_path)
+        if not config_path.is_file():
+            raise CheckpointError(f"{config_path}: missing, so this is not a Hugging Face model folder")
+        config = read_object(config_path)
+        self.config_text = config_path.read_bytes()
+        self.config: Mapping[str, Any] = config
+        names = find_shards(path)
+        self._files = [SafetensorsFile(path / name) for name in names]
+        self.tensors = _tensors_by_name(self._files)
+        _check_index(path, self.tensors, names)
+        self.side_files: Sequence[Path] = _side_files(path)
+        self.description: Mapping[str, Any] = {"format": "huggingface", "name": _model_name(path)}
+
+    def signature(self) -> str:
+        digest = hashlib.sha256(self.config_text)
+        for file in [*(file.header.path for file in self._files), *self.side_files]:
+            try:
+                status = file.stat()
+            except OSError:
+                raise CheckpointError(f"{file}: gone while it was being converted") from None
+            digest.update(f"{file.name}\0{status.st_size}\0{status.st_mtime_ns}\n".encode())
+        return digest.hexdigest()
+
+    def close(self) -> None:
+        for file in self._files:
+            file.close()
+
+
+def convert_hf(
+    src: Path, dst: Path, options: ConvertOptions, notice: Notice, progress: Progress | None = None
+) -> ConvertReport:
+    """Convert the Hugging Face folder `src` into the container folder `dst`; see conversion.convert_source."""
+    source = HuggingFaceSource(src)
+    try:
+        return convert_source(source, dst, options, notice, progress)
+    finally:
+        source.close()
+
+
+def find_shards(folder: Path) -> list[str]:
+    """Names of the weight files to read, complete and present; CheckpointError lists every one that is missing.
+
+    As transformers does: model.safetensors, else what the index names, else a complete run of numbered shards.
+    `consolidated.*` (another layout of the same weights) is never read.
+    """
+    if _follow(folder / SINGLE):
+        return [SINGLE]
+    if _follow(folder / INDEX):
+        names = sorted(set(_weight_map(folder).values()))
+    else:
+        names = _numbered_shards(folder)
+    missing = [name for name in names if not _follow(folder / name)]
+    if missing:
+        raise CheckpointError(
+            f"{folder}: {len(missing)} of {len(names)} weight files missing: {', '.join(missing)}: {_download(folder)}"
+        )
+    for name in names:
+        for suffix in _UNFINISHED:
+            if (folder / (name + suffix)).exists():
+                raise CheckpointError(f"{folder / (name + suffix)}: download of {name} unfinished: {_download(folder)}")
+    return names
+
+
+def _numbered_shards(folder: Path) -> list[str]:
+    """Without an index: one file, or one run of NAME-00001-of-0000N, checked to be complete by its numbering."""
+    found = sorted(path.name for path in folder.glob("*.safetensors"))
+    names = [name for name in found if not name.startswith("consolidated")]
+    if not names:
+        raise CheckpointError(f"{folder}: no weights: {_instead_of_weights(folder, found)}")
+    runs = {(match["stem"], match["count"]) for name in names if (match := _SHARD.fullmatch(name))}
+    if not runs and len(names) == 1:
+        return names
+    if len(runs) != 1 or any(_SHARD.fullmatch(name) is None for name in names):
+        raise CheckpointError(f"{folder}: no {INDEX} to say which of these belong together: {', '.join(names[:8])}")
+    ((stem, count),) = runs
+    if int(count) > 100_000:
+        raise CheckpointError(f"{folder / names[0]}: {int(count)} shards are more than any model has")
+    return [f"{stem}-{number:0{len(count)}}-of-{count}.safetensors" for number in range(1, int(count) + 1)]
+
+
+def _instead_of_weights(folder: Path, found: Iterable[str]) -> str:
+    if any(found):
+        return "only consolidated.*.safetensors, another layout; expected model*.safetensors"
+    if any(folder.glob("*.bin")) or any(folder.glob("*.pth")):
+        return "only PyTorch pickle files; expected safetensors (pickles are not read)"
+    return f"expected {SINGLE} or {INDEX}: {_download(folder)}"
+
+
+def _weight_map(folder: Path) -> Mapping[str, str]:
+    """Tensor name -> shard name, from the index."""
+    weight_map = read_object(folder / INDEX, MAX_INDEX_BYTES).get("weight_map")
+    if not isinstance(weight_map, dict) or not weight_map:
+        raise CheckpointError(f"{folder / INDEX}: weight_map: expected an object of tensor names, found none")
+    for tensor, name in weight_map.items():
+        if not isinstance(name, str) or Path(name).name != name or not name.endswith(".safetensors"):
+            raise CheckpointError(f"{folder / INDEX}: weight_map: {tensor}: {name!r} is no safetensors file name")
+    return weight_map
+
+
+def _tensors_by_name(files: Iterable[SafetensorsFile]) -> Mapping[str, HuggingFaceTensor]:
+    tensors: dict[str, HuggingFaceTensor] = {}
+    for file in files:
+        for name, info in file.header.tensors.items():
+            if name in tensors:
+                other = tensors[name].file.header.path.name
+                raise CheckpointError(f"{file.header.path}: tensor {name} is also in {other}")
+            tensors[name] = HuggingFaceTensor(file, info)
+    return tensors
+
+
+def _check_index(folder: Path, tensors: Mapping[str, HuggingFaceTensor], names: Sequence[str]) -> None:
+    """Every tensor of the index must be in the shard it names (stray files of another download would not be)."""
+    if names == [SINGLE] or not (folder / INDEX).is_file():
+        return
+    for name, shard in _weight_map(folder).items():
+        if name not in tensors or tensors[name].file.header.path.name != shard:
+            raise CheckpointError(f"{folder / INDEX}: tensor {name} is not in {shard}: {_download(folder)}")
+
+
+def _side_files(folder: Path) -> Sequence[Path]:
+    return [folder / name for name in SIDE_FILES if _follow(folder / name)]
+
+
+def _follow(path: Path) -> bool:
+    """Whether the file is there, links followed; a link to nothing is a download that did not finish."""
+    if path.is_symlink() and not path.exists():
+        raise CheckpointError(f"{path}: link to a missing file, download unfinished: {_download(path.parent)}")
+    return path.is_file()
+
+
+def _download(folder: Path) -> str:
+    repository = _repository(folder)
+    return f"run hf download {repository}" if repository else "download it again"
+
+
+def _repository(folder: Path) -> str | None:
+    """owner/name of a folder inside the hub cache (models--owner--name/snapshots/commit)."""
+    for part in folder.absolute().parts:
+        if part.startswith("models--"):
+            return part.removeprefix("models--").replace("--", "/", 1)
+    return None
+
+
+def _model_name(folder: Path) -> str:
+    return _repository(folder) or folder.absolute().name
+
+
+def _refuse_what_is_no_folder(path: Path) -> None:
+    if not path.is_dir():
+        what = "a file; give the folder that holds it" if path.is_file() else "no such folder"
+        raise OptionError(f"{path}: {what}")
+    if (path / MANIFEST).exists():
+        raise OptionError(f"{path}: already a coli model, nothing to convert")
+    snapshots = path / "snapshots"
+    if snapshots.is_dir() and not (path / "config.json").exists():
+        found = sorted(snapshots.iterdir())
+        hint = f"give a snapshot: {found[-1]}" if found else f"it holds no snapshot: {_download(path)}"
+        raise OptionError(f"{path}: a hub cache folder; {hint}")

@@ -1,0 +1,128 @@
+"""Source tensors -> the matrices and vectors a ModelSpec needs, under canonical names.
+
+All spellings end here: prefixes of multimodal checkpoints, Mixtral's w1/w2/w3 and block_sparse_moe, experts as one
+tensor per matrix or fused 3-D as transformers 5 keeps them in memory. What is missing, left over or of another shape
+is an error that names the first such tensor and says how many there are.
+"""
+
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+
+from coli.convert.source import Rows, Source, SourceTensor
+from coli.errors import CheckpointError
+from coli.model.config import ModelSpec
+from coli.model.tensors import TensorSpec, dense_tensors, expert_matrices
+
+_PREFIXES = (  # of the text model inside multimodal checkpoints
+    (re.compile(r"^model\.language_model\.(?!lm_head)"), "model."),
+    (re.compile(r"^language_model\.model\."), "model."),
+    (re.compile(r"^(model\.)?language_model\.lm_head\."), "lm_head."),
+)
+_MIXTRAL = ((".block_sparse_moe.", ".mlp."), (".w1.", ".gate_proj."), (".w3.", ".up_proj."), (".w2.", ".down_proj."))
+_BUFFERS = re.compile(r"rotary_emb\.inv_freq$")  # old checkpoints store what the config says anyway
+
+
+@dataclass(frozen=True, slots=True)
+class Matched:
+    """Where everything the model needs lies in the source."""
+
+    dense: tuple[tuple[TensorSpec, Rows], ...]
+    experts: Mapping[int, tuple[Mapping[str, Rows], ...]]  # layer -> expert -> part -> rows
+
+
+def match(source: Source, spec: ModelSpec) -> Matched:
+    """Find every tensor of `spec` in `source`; CheckpointError if one is missing, left over or of another shape."""
+    tensors = _canonical(source.tensors)
+    unused = {name for name in tensors if not _BUFFERS.search(name)}
+    missing: list[str] = []
+    dense: list[tuple[TensorSpec, Rows]] = []
+    for wanted in dense_tensors(spec):
+        tensor = tensors.get(wanted.name)
+        if tensor is None:
+            missing.append(wanted.name)
+            continue
+        unused.discard(wanted.name)
+        _expect_shape(tensor, wanted.shape)
+        rows = wanted.shape[0] if len(wanted.shape) == 2 else 1
+        dense.append((wanted, Rows(tensor, 0, rows)))
+    experts = {layer_idx: _experts(tensors, spec, layer_idx, unused, missing) for layer_idx in spec.moe_layers}
+    if spec.tie_word_embeddings:
+        unused.discard("lm_head.weight")  # a copy of the embedding
+    _refuse(source, missing, "missing")
+    _refuse(source, unused, f"not part of a {spec.model_type} with this config.json")
+    return Matched(tuple(dense), experts)
+
+
+def _canonical(tensors: Mapping[str, SourceTensor]) -> dict[str, SourceTensor]:
+    renamed: dict[str, SourceTensor] = {}
+    for name, tensor in tensors.items():
+        for pattern, replacement in _PREFIXES:
+            name = pattern.sub(replacement, name)
+        if ".block_sparse_moe." in name or ".experts." in name:
+            for old, new in _MIXTRAL:
+                name = name.replace(old, new)
+        if name in renamed:
+            raise CheckpointError(f"tensors {renamed[name].name} and {tensor.name}: both are {name}")
+        renamed[name] = tensor
+    return renamed
+
+
+def _experts(
+    tensors: Mapping[str, SourceTensor], spec: ModelSpec, layer_idx: int, unused: set[str], missing: list[str]
+) -> tuple[Mapping[str, Rows], ...]:
+    """The matrices of every expert of one layer, whichever way each of them is stored."""
+    prefix = f"model.layers.{layer_idx}.mlp.experts"
+    fused = _fused(tensors, spec, prefix, unused)
+    experts: list[Mapping[str, Rows]] = []
+    for expert_id in range(spec.num_experts):
+        parts: dict[str, Rows] = {}
+        for part, rows, cols in expert_matrices(spec):
+            name = f"{prefix}.{expert_id}.{part}_proj.weight"
+            if part in fused:
+                tensor, per_expert, first = fused[part]
+                parts[part] = Rows(tensor, expert_id * per_expert + first, rows)
+            elif name in tensors:
+                unused.discard(name)
+                _expect_shape(tensors[name], (rows, cols))
+                parts[part] = Rows(tensors[name], 0, rows)
+            else:
+                missing.append(name)
+        experts.append(parts)
+    return tuple(experts)
+
+
+def _fused(
+    tensors: Mapping[str, SourceTensor], spec: ModelSpec, prefix: str, unused: set[str]
+) -> dict[str, tuple[SourceTensor, int, int]]:
+    """part -> (3-D tensor, its rows per expert, first row of the part): gate_up_proj (E, 2I, H), down_proj (E, H, I)."""
+    found: dict[str, tuple[SourceTensor, int, int]] = {}
+    sizes = {part: (rows, cols) for part, rows, cols in expert_matrices(spec)}
+    holders = {"gate_up_proj": ("gate", "up"), **{f"{part}_proj": (part,) for part in sizes}}
+    for holder, parts in holders.items():
+        for name in (f"{prefix}.{holder}", f"{prefix}.{holder}.weight"):
+            tensor = tensors.get(name)
+            if tensor is None:
+                continue
+            unused.discard(name)
+            per_expert = sum(sizes[part][0] for part in parts)
+            _expect_shape(tensor, (spec.num_experts, per_expert, sizes[parts[0]][1]))
+            first = 0
+            for part in parts:
+                found[part] = (tensor, per_expert, first)
+                first += sizes[part][0]
+    return found
+
+
+def _expect_shape(tensor: SourceTensor, shape: tuple[int, ...]) -> None:
+    if tensor.shape != shape:
+        raise CheckpointError(
+            f"tensor {tensor.name}: shape {list(tensor.shape)}, but config.json makes it {list(shape)}"
+        )
+
+
+def _refuse(source: Source, names: Iterable[str], fault: str) -> None:
+    found = sorted(names)
+    if found:
+        count = "1 tensor" if len(found) == 1 else f"{len(found)} tensors"
+        raise CheckpointError(f"{source.path}: {count} {fault}, first {found[0]}")

@@ -1,0 +1,57 @@
+"""What conversion is asked to do and what it reports, as plain values."""
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+
+from coli.errors import OptionError
+from coli.store.layout import KINDS, Kind
+
+DEFAULT_EXPERTS = Kind.Q4
+DEFAULT_DENSE = Kind.Q8
+
+
+@dataclass(frozen=True, slots=True)
+class ConvertOptions:
+    """How to store the weights: `quant` sets both, `experts` and `dense` one; each "f32", "q8" or "q4".
+
+    Unset, float weights become q4 experts and q8 dense matrices. Routers, norms and biases are float32 always.
+    """
+
+    quant: str | None = None
+    experts: str | None = None
+    dense: str | None = None
+    threads: int | None = None  # of quantization; None: all CPUs of this process
+
+    def expert_kind(self) -> Kind:
+        """The kind of expert matrices; OptionError if the name is unknown."""
+        return _kind("experts", self.experts or self.quant, DEFAULT_EXPERTS)
+
+    def dense_kind(self) -> Kind:
+        """The kind of dense matrices; OptionError if the name is unknown."""
+        return _kind("dense", self.dense or self.quant, DEFAULT_DENSE)
+
+    def num_threads(self) -> int:
+        """Threads to quantize with."""
+        return self.threads or len(os.sched_getaffinity(0))
+
+
+@dataclass(frozen=True, slots=True)
+class ConvertReport:
+    """What a conversion did."""
+
+    path: Path
+    source_bytes: int  # of the tensors read
+    container_bytes: int  # of all files written
+    files: int
+    resumed_files: int  # weight files kept from an interrupted run
+    seconds: float
+    peak_memory_bytes: int  # highest resident size of this process so far
+
+
+def _kind(option: str, name: str | None, default: Kind) -> Kind:
+    if name is None:
+        return default
+    if name not in KINDS:
+        raise OptionError(f"{option}: unknown quantization {name!r}; allowed: {', '.join(sorted(KINDS))}")
+    return KINDS[name]

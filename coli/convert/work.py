@@ -1,0 +1,138 @@
+"""The hidden work folder `.NAME.partial` next to the destination: lock, record of finished files, final rename.
+
+A conversion killed at any point leaves at most this folder, which no command opens; the next run with the same source
+and options keeps the files its record lists and writes the rest. The destination appears by one rename.
+"""
+
+import contextlib
+import fcntl
+import json
+import os
+import shutil
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Self
+
+from coli.convert.writer import sync_folder, write_error, write_file
+from coli.errors import CheckpointError, OptionError, WriteError
+from coli.store.container import PARTIAL_SUFFIX
+from coli.store.manifest import MANIFEST
+from coli.store.strict_json import read_object
+
+STATE = "convert-state.json"
+LOCK = "convert.lock"
+SLACK_BYTES = 4 << 20  # of free space beyond the bytes to write: folders, block rounding
+
+
+@dataclass(frozen=True, slots=True)
+class Finished:
+    """A weight file that is complete and was read back."""
+
+    nbytes: int
+    sha256: str
+
+
+class WorkFolder:
+    """The folder one conversion writes into. Use as a context manager; `job` identifies source and options."""
+
+    def __init__(self, destination: Path, job: str) -> None:
+        self.destination = destination
+        self.path = destination.with_name(f".{destination.name}{PARTIAL_SUFFIX}")
+        self._job = job
+        self._finished: dict[str, Finished] = {}
+        self._lock = -1
+
+    def __enter__(self) -> Self:
+        try:
+            self.path.mkdir(parents=True, exist_ok=True)
+            self._lock = os.open(self.path / LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            os.close(self._lock)
+            raise OptionError(f"{self.destination}: another conversion is writing it") from None
+        except OSError as error:
+            raise write_error(self.path, error) from None
+        self._finished = self._read_state()
+        self._remove_all_but({LOCK, STATE, *self._finished})
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
+        """After an error keep only what a further run can use: finished files, unless the source itself is bad."""
+        if self._lock < 0:
+            return
+        if kind is not None:
+            with contextlib.suppress(OSError):
+                resumable = issubclass(kind, (WriteError, KeyboardInterrupt)) and self._finished
+                if resumable:
+                    self._remove_all_but({LOCK, STATE, *self._finished})
+                else:
+                    shutil.rmtree(self.path)
+        os.close(self._lock)
+
+    @property
+    def finished(self) -> Mapping[str, Finished]:
+        """Complete files by name."""
+        return self._finished
+
+    def record(self, name: str, sha256: str) -> None:
+        """Note, durably, that the file `name` is complete."""
+        self._finished[name] = Finished((self.path / name).stat().st_size, sha256)
+        files = {key: {"bytes": value.nbytes, "sha256": value.sha256} for key, value in self._finished.items()}
+        write_file(self.path / STATE, json.dumps({"job": self._job, "files": files}).encode())
+        sync_folder(self.path)
+
+    def check_space(self, nbytes: int) -> None:
+        """WriteError if the file system has less than `nbytes` free."""
+        status = os.statvfs(self.path)
+        free, needed = status.f_bavail * status.f_frsize, nbytes + SLACK_BYTES
+        if free < needed:
+            raise WriteError(
+                f"{self.destination}: disk full: {needed} bytes needed, {free} free"
+                f" ({needed / 1e9:.2f} and {free / 1e9:.2f} GB): free some space or choose another folder"
+            )
+
+    def publish(self) -> None:
+        """Turn the work folder into the destination by one rename."""
+        for name in (STATE, LOCK):
+            (self.path / name).unlink(missing_ok=True)
+        sync_folder(self.path)
+        try:
+            os.rename(self.path, self.destination)
+        except OSError as error:
+            raise write_error(self.destination, error) from None
+        sync_folder(self.destination.parent)
+
+    def _read_state(self) -> dict[str, Finished]:
+        """Finished files of an earlier run of the same job; empty for another job or a damaged record."""
+        if not (self.path / STATE).exists():
+            return {}
+        try:
+            state = read_object(self.path / STATE)
+            files = {name: Finished(item["bytes"], item["sha256"]) for name, item in state["files"].items()}
+            if state["job"] != self._job:
+                return {}
+            return {name: item for name, item in files.items() if (self.path / name).stat().st_size == item.nbytes}
+        except (CheckpointError, KeyError, TypeError, AttributeError, OSError):
+            return {}
+
+    def _remove_all_but(self, names: Iterable[str]) -> None:
+        keep = set(names)
+        for path in self.path.iterdir():
+            if path.name not in keep:
+                if path.is_dir() and not path.is_symlink():
+                    shutil.rmtree(path)
+                else:
+                    path.unlink()
+
+
+def refuse_destination(source: Path, destination: Path) -> None:
+    """OptionError unless `destination` is free: absent or an empty folder, and not inside the source."""
+    if destination.resolve() == source.resolve() or source.resolve() in destination.resolve().parents:
+        raise OptionError(f"{destination}: inside the source folder, which is never written to: choose another folder")
+    if destination.is_symlink() or destination.is_file():
+        raise OptionError(f"{destination}: exists and is no folder: choose another name")
+    if (destination / MANIFEST).exists():
+        raise OptionError(f"{destination}: already holds a coli model: delete it or choose another folder")
+    if destination.is_dir() and any(destination.iterdir()):
+        raise OptionError(f"{destination}: folder is not empty: choose a new one")

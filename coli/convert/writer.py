@@ -1,0 +1,133 @@
+"""Output files of a conversion: safetensors written front to back with their digest, and small files written whole.
+
+Every write and fsync is checked; a failed one is a WriteError that names the file. Nothing here renames into place:
+the work folder (work.py) does that once everything is complete.
+"""
+
+import errno
+import hashlib
+import json
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Self
+
+from coli.convert.plan import Entry
+from coli.errors import WriteError
+from coli.store.layout import RECORD_ALIGNMENT, round_up
+
+_CHUNK = 8 << 20
+
+
+def header_bytes(entries: Sequence[Entry]) -> bytes:
+    """A safetensors header (length prefix included), padded with spaces so that data starts at a multiple of 4096."""
+    table: dict[str, object] = {"__metadata__": {"format": "coli"}}
+    end = 0
+    for entry in entries:
+        offsets = [end, end + entry.nbytes]
+        table[entry.name] = {"dtype": entry.dtype, "shape": list(entry.shape), "data_offsets": offsets}
+        end += entry.nbytes
+    text = json.dumps(table, separators=(",", ":")).encode()
+    size = round_up(8 + len(text), RECORD_ALIGNMENT) - 8
+    return size.to_bytes(8, "little") + text.ljust(size)
+
+
+class FileWriter:
+    """One safetensors file being written, from the header to the last byte in order."""
+
+    def __init__(self, path: Path, entries: Sequence[Entry]) -> None:
+        self._path = path
+        self._header = header_bytes(entries)
+        self._expected = sum(entry.nbytes for entry in entries)
+        self._digest = hashlib.sha256()
+        self.position = -len(self._header)  # in the tensor data
+        try:
+            self._descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o644)
+        except OSError as error:
+            raise write_error(path, error) from None
+
+    def write(self, data: memoryview) -> None:
+        """Append the bytes of `data` (C-contiguous, of any item type)."""
+        view = data.cast("B")
+        self._digest.update(view)
+        write_all(self._descriptor, view, self._path)
+        self.position += len(view)
+
+    def pad(self, end: int) -> None:
+        """Append zeros until `end` bytes of tensor data are written."""
+        assert end >= self.position, f"{self._path}: {self.position} bytes written, more than {end}"
+        while self.position < end:
+            self.write(memoryview(bytes(min(_CHUNK, end - self.position))))
+
+    def finish(self) -> str:
+        """Force the file to the disk, read it back from there, and return its sha256."""
+        assert self.position == self._expected, f"{self._path}: {self.position} bytes written, not {self._expected}"
+        try:
+            os.fsync(self._descriptor)
+        except OSError as error:
+            raise write_error(self._path, error) from None
+        digest = self._digest.hexdigest()
+        if file_digest(self._path) != digest:
+            raise WriteError(f"{self._path}: reads back differently from what was written: the disk is failing")
+        return digest
+
+    def __enter__(self) -> Self:
+        self.write(memoryview(self._header))
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        os.close(self._descriptor)
+
+
+def file_digest(path: Path) -> str:
+    """sha256 of the file as the disk holds it: its cached pages are dropped first and not kept afterwards."""
+    with path.open("rb", buffering=0) as file:
+        os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+        digest = hashlib.file_digest(file, "sha256").hexdigest()
+        os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+    return digest
+
+
+def write_file(path: Path, data: bytes) -> str:
+    """Write a small file so that it appears whole or not at all; returns its sha256."""
+    temporary = path.with_name(path.name + ".tmp")
+    try:
+        descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o644)
+        try:
+            write_all(descriptor, memoryview(data), path)
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
+        temporary.replace(path)
+    except OSError as error:
+        raise write_error(path, error) from None
+    return hashlib.sha256(data).hexdigest()
+
+
+def write_all(descriptor: int, view: memoryview, path: Path) -> None:
+    """Write all of `view` at the end of the open file; WriteError names `path`."""
+    done = 0
+    while done < len(view):
+        try:
+            done += os.write(descriptor, view[done : done + _CHUNK])
+        except OSError as error:
+            raise write_error(path, error) from None
+
+
+def write_error(path: Path, error: OSError) -> WriteError:
+    """The error for a failed write to `path`."""
+    if error.errno in (errno.ENOSPC, errno.EDQUOT):
+        return WriteError(f"{path}: disk full: free some space and convert again")
+    return WriteError(f"{path}: cannot be written: {error.strerror or error}")
+
+
+def sync_folder(path: Path) -> None:
+    """Make renames and new names inside the folder durable."""
+    descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(descriptor)
+    except OSError as error:
+        if error.errno not in (errno.EINVAL, errno.ENOTSUP):  # some file systems cannot sync folders
+            raise write_error(path, error) from None
+    finally:
+        os.close(descriptor)

@@ -1,0 +1,121 @@
+"""Which tensors a ModelSpec needs, by canonical name and shape: what convert stores and what opening expects.
+
+Canonical names are those of the checkpoints (`model.layers.0.self_attn.q_proj.weight`), with every routed expert left
+out: experts are records, described by `expert_matrices`.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Literal
+
+from coli.errors import CheckpointError
+from coli.model.config import LayerSpec, ModelSpec
+from coli.model.families import spec_from_config
+from coli.store.container import Container
+from coli.store.layout import TILE_ROWS, MatrixShape, RecordPart, round_up
+
+# "dense" matrices take the dense quantization, "router" matrices stay float32; "bias" vectors are padded to the tile.
+Role = Literal["dense", "router", "vector", "bias"]
+
+
+@dataclass(frozen=True, slots=True)
+class TensorSpec:
+    """One tensor that must exist: (rows, cols) for matrices, (n,) for vectors."""
+
+    name: str
+    shape: tuple[int, ...]
+    role: Role
+
+
+def dense_tensors(spec: ModelSpec) -> Iterator[TensorSpec]:
+    """Every tensor of the model but the routed experts, in the order of the forward."""
+    yield TensorSpec("model.embed_tokens.weight", (spec.vocab_size, spec.hidden_size), "dense")
+    for layer in spec.layers:
+        yield from _layer_tensors(spec, layer)
+    yield TensorSpec("model.norm.weight", (spec.hidden_size,), "vector")
+    if not spec.tie_word_embeddings:
+        yield TensorSpec("lm_head.weight", (spec.vocab_size, spec.hidden_size), "dense")
+
+
+def expert_matrices(spec: ModelSpec) -> tuple[tuple[str, int, int], ...]:
+    """(part, rows, cols) of the matrices of one routed expert, in record order."""
+    inter, hidden = spec.moe_intermediate_size, spec.hidden_size
+    return (("gate", inter, hidden), ("up", inter, hidden), ("down", hidden, inter))
+
+
+def container_spec(container: Container) -> ModelSpec:
+    """The spec of an open container, after checking that its tensors and experts are the ones the spec needs."""
+    spec = spec_from_config(container.config, container.path / "config.json")
+    needed = {tensor.name: tensor for tensor in dense_tensors(spec)}
+    found = container.manifest.tensors
+    for name in sorted(needed.keys() ^ found.keys()):
+        what = "is missing" if name in needed else f"does not belong to a {spec.model_type} of this config.json"
+        raise CheckpointError(f"{container.path}: tensor {name} {what}: convert the model again")
+    for name, tensor in needed.items():
+        _expect_shape(container, name, _manifest_shape(tensor), _stored_shape(found[name]))
+    if container.moe_layers != spec.moe_layers or (
+        spec.moe_layers and container.manifest.num_experts != spec.num_experts
+    ):
+        raise CheckpointError(
+            f"{container.path}: config.json needs {spec.num_experts} experts in {len(spec.moe_layers)} layers, found"
+            f" {container.manifest.num_experts} in {len(container.moe_layers)}: convert the model again"
+        )
+    for layer_idx in spec.moe_layers:
+        parts = container.expert_layout(layer_idx).parts
+        for part, rows, cols in expert_matrices(spec):
+            _expect_shape(container, f"layers.{layer_idx}.experts.{part}", (rows, cols), _stored_shape(parts[part]))
+    return spec
+
+
+def _layer_tensors(spec: ModelSpec, layer: LayerSpec) -> Iterator[TensorSpec]:
+    prefix = f"model.layers.{layer.layer_idx}"
+    attention = f"{prefix}.self_attn"
+    hidden = spec.hidden_size
+    query = spec.num_attention_heads * spec.head_dim
+    key = spec.num_key_value_heads * spec.head_dim
+    yield TensorSpec(f"{prefix}.input_layernorm.weight", (hidden,), "vector")
+    yield from _linear(f"{attention}.q_proj", query, hidden, spec.qkv_bias)
+    yield from _linear(f"{attention}.k_proj", key, hidden, spec.qkv_bias)
+    yield from _linear(f"{attention}.v_proj", key, hidden, spec.qkv_bias)
+    yield from _linear(f"{attention}.o_proj", hidden, query, spec.o_bias)
+    if spec.qk_norm != "none":
+        per_head = spec.qk_norm == "head"
+        yield TensorSpec(f"{attention}.q_norm.weight", (spec.head_dim if per_head else query,), "vector")
+        yield TensorSpec(f"{attention}.k_norm.weight", (spec.head_dim if per_head else key,), "vector")
+    yield TensorSpec(f"{prefix}.post_attention_layernorm.weight", (hidden,), "vector")
+    if not layer.is_moe:
+        yield from _mlp(f"{prefix}.mlp", spec.intermediate_size, hidden, spec.mlp_bias)
+        return
+    yield TensorSpec(f"{prefix}.mlp.gate.weight", (spec.num_experts, hidden), "router")
+    if spec.shared_expert_intermediate_size:
+        yield from _mlp(f"{prefix}.mlp.shared_expert", spec.shared_expert_intermediate_size, hidden, False)
+    if spec.shared_expert_gate:
+        yield TensorSpec(f"{prefix}.mlp.shared_expert_gate.weight", (1, hidden), "router")
+
+
+def _mlp(prefix: str, inter: int, hidden: int, bias: bool) -> Iterator[TensorSpec]:
+    yield from _linear(f"{prefix}.gate_proj", inter, hidden, bias)
+    yield from _linear(f"{prefix}.up_proj", inter, hidden, bias)
+    yield from _linear(f"{prefix}.down_proj", hidden, inter, bias)
+
+
+def _linear(name: str, rows: int, cols: int, bias: bool) -> Iterator[TensorSpec]:
+    yield TensorSpec(f"{name}.weight", (rows, cols), "dense")
+    if bias:
+        yield TensorSpec(f"{name}.bias", (rows,), "bias")
+
+
+def _manifest_shape(tensor: TensorSpec) -> tuple[int, ...]:
+    return (round_up(tensor.shape[0], TILE_ROWS),) if tensor.role == "bias" else tensor.shape
+
+
+def _stored_shape(stored: MatrixShape | RecordPart | int) -> tuple[int, ...]:
+    return (stored,) if isinstance(stored, int) else (stored.rows, stored.cols)
+
+
+def _expect_shape(container: Container, name: str, expected: tuple[int, ...], found: tuple[int, ...]) -> None:
+    if expected != found:
+        raise CheckpointError(
+            f"{container.path}: tensor {name}: config.json needs {list(expected)}, found {list(found)}:"
+            " convert the model again"
+        )
