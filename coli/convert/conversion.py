@@ -6,6 +6,7 @@ handful of blocks whatever the size of the model. Formats call `convert_source`;
 
 import hashlib
 import json
+import os
 import resource
 import sys
 import time
@@ -48,6 +49,7 @@ def convert_source(
     source, WriteError for the disk. After an interruption the same call continues where files were finished.
     """
     started = time.monotonic()
+    destination = Path(os.path.abspath(destination))  # so that "." and "x/.." have a name and a parent
     dense, experts = options.dense_kind(), options.expert_kind()
     refuse_destination(source.path, destination)
     spec = spec_from_config(source.config, source.path / "config.json")
@@ -74,14 +76,9 @@ def convert_source(
         digests["config.json"] = write_file(work.path / "config.json", source.config_text)
         if source.signature() != signature:
             raise CheckpointError(f"{source.path}: changed while it was being converted: convert again")
-        manifest = Manifest(
-            source.description,
-            quantization,
-            plan.tensors,
-            spec.num_experts,
-            plan.layers(),
-            dict(sorted(digests.items())),
-        )
+        digests = dict(sorted(digests.items()))
+        layers = plan.layers()
+        manifest = Manifest(source.description, quantization, plan.tensors, spec.num_experts, layers, digests)
         fingerprint = container_fingerprint(source.config_text, digests)
         text = json.dumps(manifest.to_json(fingerprint), indent=1)
         write_file(work.path / MANIFEST, text.encode())

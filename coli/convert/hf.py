@@ -5,6 +5,7 @@ in row blocks, so a file that shrinks meanwhile is an error and not a signal.
 """
 
 import hashlib
+import json
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -19,7 +20,7 @@ from coli.convert.options import ConvertOptions, ConvertReport
 from coli.errors import CheckpointError, OptionError, UnsupportedModelError
 from coli.store.manifest import MANIFEST
 from coli.store.safetensors_file import SafetensorsFile, TensorInfo
-from coli.store.strict_json import read_object
+from coli.store.strict_json import parse_object, read_object, read_text_file
 
 INDEX = "model.safetensors.index.json"
 SINGLE = "model.safetensors"
@@ -79,9 +80,8 @@ class HuggingFaceSource:
         _follow(config_path)
         if not config_path.is_file():
             raise CheckpointError(f"{config_path}: missing, so this is not a Hugging Face model folder")
-        config = read_object(config_path)
-        self.config_text = config_path.read_bytes()
-        self.config: Mapping[str, Any] = config
+        self.config_text = read_text_file(config_path)
+        self.config: Mapping[str, Any] = parse_object(self.config_text, str(config_path))
         names = find_shards(path)
         self._files = [SafetensorsFile(path / name) for name in names]
         self.tensors = _tensors_by_name(self._files)
@@ -196,7 +196,16 @@ def _check_index(folder: Path, tensors: Mapping[str, HuggingFaceTensor], names: 
 
 
 def _side_files(folder: Path) -> Sequence[Path]:
-    return [folder / name for name in SIDE_FILES if _follow(folder / name)]
+    """Files to copy; those that should be JSON are parsed now, not when the converted model is first run."""
+    found = [folder / name for name in SIDE_FILES if _follow(folder / name)]
+    for path in found:
+        if path.suffix == ".json":
+            text = read_text_file(path, MAX_INDEX_BYTES)
+            try:
+                json.loads(text)
+            except (ValueError, RecursionError) as error:
+                raise CheckpointError(f"{path}: not valid JSON ({error}): {_download(folder)}") from None
+    return found
 
 
 def _follow(path: Path) -> bool:

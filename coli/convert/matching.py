@@ -20,6 +20,7 @@ _PREFIXES = (  # of the text model inside multimodal checkpoints
     (re.compile(r"^(model\.)?language_model\.lm_head\."), "lm_head."),
 )
 _MIXTRAL = ((".block_sparse_moe.", ".mlp."), (".w1.", ".gate_proj."), (".w3.", ".up_proj."), (".w2.", ".down_proj."))
+MAX_MISSING = 10_000  # names collected: a config.json with absurd counts must not cost minutes
 _BUFFERS = re.compile(r"rotary_emb\.inv_freq$")  # old checkpoints store what the config says anyway
 
 
@@ -46,7 +47,11 @@ def match(source: Source, spec: ModelSpec) -> Matched:
         _expect_shape(tensor, wanted.shape)
         rows = wanted.shape[0] if len(wanted.shape) == 2 else 1
         dense.append((wanted, Rows(tensor, 0, rows)))
-    experts = {layer_idx: _experts(tensors, spec, layer_idx, unused, missing) for layer_idx in spec.moe_layers}
+    experts: dict[int, tuple[Mapping[str, Rows], ...]] = {}
+    for layer_idx in spec.moe_layers:
+        experts[layer_idx] = _experts(tensors, spec, layer_idx, unused, missing)
+        if len(missing) > MAX_MISSING:
+            break
     if spec.tie_word_embeddings:
         unused.discard("lm_head.weight")  # a copy of the embedding
     _refuse(source, missing, "missing")
@@ -89,13 +94,15 @@ def _experts(
             else:
                 missing.append(name)
         experts.append(parts)
+        if len(missing) > MAX_MISSING:
+            break
     return tuple(experts)
 
 
 def _fused(
     tensors: Mapping[str, SourceTensor], spec: ModelSpec, prefix: str, unused: set[str]
 ) -> dict[str, tuple[SourceTensor, int, int]]:
-    """part -> (3-D tensor, its rows per expert, first row of the part): gate_up_proj (E, 2I, H), down_proj (E, H, I)."""
+    """part -> (tensor, its rows per expert, first row of the part) for gate_up_proj (E, 2I, H), down_proj (E, H, I)."""
     found: dict[str, tuple[SourceTensor, int, int]] = {}
     sizes = {part: (rows, cols) for part, rows, cols in expert_matrices(spec)}
     holders = {"gate_up_proj": ("gate", "up"), **{f"{part}_proj": (part,) for part in sizes}}

@@ -1,6 +1,7 @@
 """What conversion is asked to do and what it reports, as plain values."""
 
 import os
+import sys
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -33,7 +34,9 @@ class ConvertOptions:
 
     def num_threads(self) -> int:
         """Threads to quantize with."""
-        return self.threads or len(os.sched_getaffinity(0))
+        if self.threads is not None:
+            return self.threads
+        return len(os.sched_getaffinity(0)) if sys.platform == "linux" else os.cpu_count() or 1
 
 
 @dataclass(frozen=True, slots=True)

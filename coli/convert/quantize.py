@@ -1,4 +1,4 @@
-"""One row block of float32 weights -> the packed bytes and scales of its tiles. The arithmetic belongs to the kernels."""
+"""One row block of float32 weights -> packed bytes and scales of its tiles. The arithmetic belongs to the kernels."""
 
 from dataclasses import dataclass
 from typing import Any

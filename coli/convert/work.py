@@ -45,6 +45,8 @@ class WorkFolder:
 
     def __enter__(self) -> Self:
         try:
+            if self.path.is_dir() and any(self.path.iterdir()) and not (self.path / LOCK).exists():
+                raise OptionError(f"{self.path}: in the way, and not left by a conversion: move or delete it")
             self.path.mkdir(parents=True, exist_ok=True)
             self._lock = os.open(self.path / LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
             fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -94,11 +96,11 @@ class WorkFolder:
 
     def publish(self) -> None:
         """Turn the work folder into the destination by one rename."""
-        for name in (STATE, LOCK):
-            (self.path / name).unlink(missing_ok=True)
         sync_folder(self.path)
         try:
             os.rename(self.path, self.destination)
+            for name in (STATE, LOCK):
+                (self.destination / name).unlink(missing_ok=True)
         except OSError as error:
             raise write_error(self.destination, error) from None
         sync_folder(self.destination.parent)

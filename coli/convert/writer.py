@@ -8,6 +8,7 @@ import errno
 import hashlib
 import json
 import os
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Self
@@ -82,10 +83,15 @@ class FileWriter:
 def file_digest(path: Path) -> str:
     """sha256 of the file as the disk holds it: its cached pages are dropped first and not kept afterwards."""
     with path.open("rb", buffering=0) as file:
-        os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+        _forget_cached(file.fileno())
         digest = hashlib.file_digest(file, "sha256").hexdigest()
-        os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+        _forget_cached(file.fileno())
     return digest
+
+
+def _forget_cached(descriptor: int) -> None:
+    if sys.platform == "linux":
+        os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
 
 
 def write_file(path: Path, data: bytes) -> str:

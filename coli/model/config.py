@@ -18,7 +18,8 @@ ScoringFunc = Literal["softmax"]
 
 _T = TypeVar("_T")
 
-MAX_LAYERS = 4096
+MAX_LAYERS = 1024
+MAX_EXPERTS = 4096
 MAX_SIZE = 2**31 - 1
 
 

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from coli.errors import UnsupportedModelError
-from coli.model.config import MAX_LAYERS, ConfigReader, LayerSpec, ModelSpec, QKNorm, RopeKind, RopeSpec
+from coli.model.config import MAX_EXPERTS, MAX_LAYERS, ConfigReader, LayerSpec, ModelSpec, QKNorm, RopeKind, RopeSpec
 
 ROPE_KINDS: tuple[RopeKind, ...] = ("default", "linear", "llama3", "yarn")
 
@@ -222,7 +222,7 @@ def _head_dim(reader: ConfigReader, hidden_size: int, num_heads: int, default: i
 
 def _experts(reader: ConfigReader, size_key: str, *, norm_topk_prob: bool, shared_size: int = 0) -> _Experts:
     """Expert counts; transformers 5 writes num_experts and num_local_experts for one another."""
-    num_experts = reader.integer("num_experts", "num_local_experts", minimum=0, maximum=65536)
+    num_experts = reader.integer("num_experts", "num_local_experts", minimum=0, maximum=MAX_EXPERTS)
     if num_experts == 0:
         return _NO_EXPERTS
     per_token = reader.integer("num_experts_per_tok", maximum=num_experts)

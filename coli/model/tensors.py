@@ -53,12 +53,11 @@ def container_spec(container: Container) -> ModelSpec:
         raise CheckpointError(f"{container.path}: tensor {name} {what}: convert the model again")
     for name, tensor in needed.items():
         _expect_shape(container, name, _manifest_shape(tensor), _stored_shape(found[name]))
-    if container.moe_layers != spec.moe_layers or (
-        spec.moe_layers and container.manifest.num_experts != spec.num_experts
-    ):
+    num_experts = container.manifest.num_experts
+    if (container.moe_layers, num_experts) != (spec.moe_layers, spec.num_experts):
         raise CheckpointError(
             f"{container.path}: config.json needs {spec.num_experts} experts in {len(spec.moe_layers)} layers, found"
-            f" {container.manifest.num_experts} in {len(container.moe_layers)}: convert the model again"
+            f" {num_experts} in {len(container.moe_layers)}: convert the model again"
         )
     for layer_idx in spec.moe_layers:
         parts = container.expert_layout(layer_idx).parts

@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from coli.errors import CheckpointError, ReadError
-from coli.store.strict_json import parse_object
+from coli.store.strict_json import parse_object, refuse_impostor
 
 MAX_HEADER_BYTES = 100_000_000
 DTYPE_BITS: Mapping[str, int] = {
@@ -58,7 +58,7 @@ def read_header(path: Path) -> SafetensorsHeader:
         with path.open("rb") as file:
             file_bytes = os.fstat(file.fileno()).st_size
             prefix = file.read(8)
-            _refuse_impostors(path, prefix + file.read(120))
+            refuse_impostor(path, prefix + file.read(120))
             if len(prefix) < 8:
                 raise CheckpointError(
                     f"{path}: {file_bytes} bytes, too short for a safetensors file: {_DOWNLOAD_AGAIN}"
@@ -83,19 +83,6 @@ def read_header(path: Path) -> SafetensorsHeader:
     tensors = {name: _tensor(path, name, entry, data_start) for name, entry in header.items() if name != "__metadata__"}
     _check_coverage(path, tensors, data_start, file_bytes)
     return SafetensorsHeader(path, tensors, data_start, file_bytes)
-
-
-def _refuse_impostors(path: Path, start: bytes) -> None:
-    """Files that downloads commonly leave in place of the weights."""
-    if start.startswith(b"version https://git-lfs"):
-        raise CheckpointError(
-            f"{path}: a Git LFS pointer, not the weights: run `git lfs pull` in its folder or download the file"
-        )
-    text = start.lstrip(b"\xef\xbb\xbf \t\r\n").lower()
-    if text.startswith((b"<!doctype", b"<html", b"<?xml")):
-        raise CheckpointError(
-            f"{path}: a web page, not the weights (a login or error page was saved?): {_DOWNLOAD_AGAIN}"
-        )
 
 
 def _tensor(path: Path, name: str, entry: object, data_start: int) -> TensorInfo:

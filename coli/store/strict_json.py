@@ -15,6 +15,11 @@ MAX_CONFIG_BYTES = 8 << 20
 
 def read_object(path: Path, max_bytes: int = MAX_CONFIG_BYTES) -> dict[str, Any]:
     """The JSON object in the file at `path`; CheckpointError if it is missing, too large or not a plain object."""
+    return parse_object(read_text_file(path, max_bytes), str(path))
+
+
+def read_text_file(path: Path, max_bytes: int = MAX_CONFIG_BYTES) -> bytes:
+    """The bytes of a file that should hold JSON; CheckpointError if it is missing, too large or a known impostor."""
     try:
         with path.open("rb") as file:
             data = file.read(max_bytes + 1)
@@ -22,7 +27,19 @@ def read_object(path: Path, max_bytes: int = MAX_CONFIG_BYTES) -> dict[str, Any]
         raise CheckpointError(f"{path}: cannot be read: {error.strerror or error}") from None
     if len(data) > max_bytes:
         raise CheckpointError(f"{path}: larger than {max_bytes} bytes, the most such a file may have")
-    return parse_object(data, str(path))
+    refuse_impostor(path, data[:128])
+    return data
+
+
+def refuse_impostor(path: Path, start: bytes) -> None:
+    """CheckpointError if `start`, the first bytes of the file, show what downloads leave in place of the real one."""
+    if start.startswith(b"version https://git-lfs"):
+        raise CheckpointError(
+            f"{path}: a Git LFS pointer, not the file itself: run `git lfs pull` in its folder or download the file"
+        )
+    text = start.lstrip(b"\xef\xbb\xbf \t\r\n").lower()
+    if text.startswith((b"<!doctype", b"<html", b"<?xml")):
+        raise CheckpointError(f"{path}: a web page (of a login or an error?), not the file itself: download it again")
 
 
 def parse_object(data: bytes, where: str) -> dict[str, Any]:
