@@ -1,7 +1,7 @@
 """From an open Source to a container on disk: plan, stream every file through the quantizer, verify, publish.
 
-Row blocks are read and quantized on a few threads and written in order by the calling thread, so that peak memory is a
-handful of blocks whatever the size of the model. Formats call `convert_source`; nothing here knows one.
+Row blocks are read ahead on two threads; the calling thread quantizes (the kernels have threads of their own) and writes
+them in order, so that peak memory is a handful of blocks whatever the size of the model. Nothing here knows a format.
 """
 
 import hashlib
@@ -23,7 +23,7 @@ from coli import __version__
 from coli.convert.matching import match
 from coli.convert.options import ConvertOptions, ConvertReport
 from coli.convert.plan import Encode, FilePlan, Held, Operation, Pad, Plan, Scales, Vector
-from coli.convert.quantize import Encoded, encode
+from coli.convert.quantize import encode
 from coli.convert.source import Source
 from coli.convert.work import WorkFolder, refuse_destination
 from coli.convert.writer import FileWriter, header_bytes, write_file
@@ -35,6 +35,7 @@ from coli.store.layout import GROUP_SIZE
 from coli.store.manifest import FORMAT_VERSION, MANIFEST, Manifest, container_fingerprint
 
 Notice = Callable[[str], None]
+READERS = 2
 Progress = Callable[[int, int], None]  # source bytes done, source bytes in all
 _Item = TypeVar("_Item")
 _Result = TypeVar("_Result")
@@ -67,7 +68,7 @@ def convert_source(
         side_bytes = sum(path.stat().st_size for path in source.side_files)
         work.check_space(side_bytes + sum(len(header_bytes(file.entries)) + file.data_bytes for file in remaining))
         meter = _Meter(plan, progress, resumed)
-        with ThreadPoolExecutor(options.num_threads(), "quantize") as pool:
+        with ThreadPoolExecutor(READERS, "convert-read") as pool:
             for file in remaining:
                 work.record(file.name, _write(plan, file, work.path, pool, options.num_threads(), meter))
         digests = {file.name: work.finished[file.name].sha256 for file in plan.files}
@@ -123,10 +124,11 @@ def _write(plan: Plan, file: FilePlan, folder: Path, pool: ThreadPoolExecutor, t
     pending: list[NDArray[np.float16]] = []
     held: dict[str, NDArray[np.float16]] = {}
     with FileWriter(folder / file.name, file.entries) as writer:
-        for step, encoded in _in_order(pool, threads + 1, _encode, plan.stream(file)):
+        for step, block in _in_order(pool, READERS + 1, _read, plan.stream(file)):
             match step:
-                case Encode():
-                    assert encoded is not None
+                case Encode(kind=kind):
+                    assert block is not None
+                    encoded = encode(kind, block, threads)
                     writer.write(encoded.weights.data)
                     if encoded.scales is not None:
                         pending.append(encoded.scales)
@@ -139,8 +141,8 @@ def _write(plan: Plan, file: FilePlan, folder: Path, pool: ThreadPoolExecutor, t
                 case Held(name=name):
                     writer.write(held.pop(name).data)
                 case Vector():
+                    assert block is not None
                     values = np.zeros(step.length, np.float32)
-                    block = step.rows.read(0, step.rows.rows)
                     values[: block.size] = block.reshape(-1)
                     writer.write(values.data)
                 case Pad():
@@ -149,8 +151,15 @@ def _write(plan: Plan, file: FilePlan, folder: Path, pool: ThreadPoolExecutor, t
         return writer.finish()
 
 
-def _encode(step: Operation) -> Encoded | None:
-    return encode(step.kind, step.rows.read(step.start, step.stop)) if isinstance(step, Encode) else None
+def _read(step: Operation) -> NDArray[np.float32] | None:
+    """The source rows a step needs; runs on a reader thread."""
+    match step:
+        case Encode():
+            return step.rows.read(step.start, step.stop)
+        case Vector():
+            return step.rows.read(0, step.rows.rows)
+        case _:
+            return None
 
 
 def _source_bytes(step: Operation) -> int:

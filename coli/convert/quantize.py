@@ -17,7 +17,7 @@ class Encoded:
     scales: NDArray[np.float16] | None
 
 
-def encode(kind: Kind, block: NDArray[np.float32]) -> Encoded:
+def encode(kind: Kind, block: NDArray[np.float32], threads: int) -> Encoded:
     """Quantize and pack `block` (rows, cols), padded with zeros to tiles of 16 rows and groups of 32 inputs."""
     rows, cols = block.shape
     padded_rows, padded_cols = round_up(rows, TILE_ROWS), round_up(cols, GROUP_SIZE)
