@@ -1,169 +1,278 @@
 """The experts of a model behind one table of addresses: a layer asks for a union, the store brings what is missing.
 
-First form: zero-copy views of the memory-mapped files; an expert counts as resident while the policy holds it, and
-eviction gives its pages back to the system. Called by the one thread that runs the model.
+The policy decides hits and evictions at the request; reader threads fill places while the layer computes what is there.
+Arrival order, read mode and number of readers change when an expert is yielded, never what is resident afterwards.
+Called by the one thread that runs the model.
 """
 
-import mmap
-import os
+import sys
+import time
+from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
 
-from coli.errors import MemoryBudgetError
-from coli.store import syscalls
-from coli.store.policy import ResidencyPolicy
+from coli.store.places import RecordPlaces
+from coli.store.policy import ResidencyPolicy, UnionPlan
+from coli.store.reader import Read, ReaderThreads
 from coli.store.records import RecordLayout
+from coli.store.stats import StoreStats, TraceSink
 
-# madvise(WILLNEED) silently ignores what exceeds the device's read-ahead limit: ask in pieces.
-_WILLNEED_BYTES = 4 << 20
+# Reader threads need the interpreter lock for some microseconds a record; 5 ms would starve them.
+_SWITCH_INTERVAL_S = 0.0005
 
 
-@dataclass(frozen=True, slots=True)
-class StoreStats:
-    """Counters since the store was opened; hits and misses count distinct experts per union."""
+@dataclass(slots=True)
+class _Union:
+    """A union being delivered: what is still to be read, and what the layer has finished with."""
 
-    hits: int
-    pinned_hits: int
-    misses: int
-    evictions: int
-    reads: int
-    bytes_read: int
-    wait_s: float
-    resident_bytes: int
-    capacity_bytes: int
-
-    @property
-    def hit_rate(self) -> float:
-        return self.hits / max(1, self.hits + self.misses)
+    layer_idx: int
+    plan: UnionPlan
+    waiting: deque[tuple[int, int | None, bool]]  # (key, evicted key, after use), in the order to read
+    released: set[int]
 
 
 class ExpertStore:
-    """Routed experts of a container within a budget of bytes.
+    """Routed experts of a container in a fixed number of places.
 
     `residency` (L, E) int64 holds the address of each resident record, 0 for the others.
     """
 
     def __init__(
-        self, layouts: Mapping[int, RecordLayout], num_layers: int, num_experts: int, capacity_bytes: int
+        self,
+        layouts: Mapping[int, RecordLayout],
+        policy: ResidencyPolicy,
+        places: RecordPlaces,
+        *,
+        reader_threads: int = 2,
+        prefetch_slots: int = 0,
+        trace: TraceSink | None = None,
     ) -> None:
         """
         Args:
             layouts: by layer index, the layers that have routed experts.
-            capacity_bytes: memory the resident records may take.
-
-        Raises:
-            MemoryBudgetError: the budget does not hold one record.
+            places: at least as many as the policy's slots, its transient slots, its pins and `prefetch_slots`.
+            prefetch_slots: records that `prefetch` may hold before they are demanded; 0: no prefetch.
         """
-        self.num_experts = num_experts
-        self.residency: NDArray[np.int64] = np.zeros((num_layers, num_experts), np.int64)
+        self.policy = policy
+        self.num_experts = policy.num_experts
+        self.residency: NDArray[np.int64] = np.zeros((policy.num_layers, policy.num_experts), np.int64)
         self._layouts = dict(layouts)
-        self._record_bytes = max((layout.record_bytes for layout in layouts.values()), default=1)
-        slots = min(capacity_bytes // self._record_bytes, len(layouts) * num_experts)
-        if layouts and slots < 1:
-            raise MemoryBudgetError(
-                f"experts: {capacity_bytes} bytes are left for experts, "
-                f"one record takes {self._record_bytes}: raise --ram"
-            )
-        pools: list[int | None] = [0 if layer_idx in layouts else None for layer_idx in range(num_layers)]
-        self.policy = ResidencyPolicy(num_layers, num_experts, pools, [max(1, slots)])
-        self._files: dict[Path, tuple[int, mmap.mmap, int]] = {}
-        for layout in layouts.values():
-            if layout.path not in self._files:
-                self._files[layout.path] = _map(layout.path)
-        self._base = {i: self._files[layout.path][2] + layout.offset for i, layout in self._layouts.items()}
-        self._bytes_read = 0
-        self._reads = 0
+        self._places = places
+        self._trace = trace
+        self._inflight: dict[int, Read] = {}
+        self._staged: dict[int, Read] = {}  # prefetched and not demanded yet, oldest first
+        self._prefetch_slots = prefetch_slots
+        self._union: _Union | None = None
+        self._reads = self._bytes_read = self._prefetched = self._prefetch_hits = 0
+        self._wait_s = 0.0
+        self._readers = ReaderThreads(places.perform, reader_threads, places.finish)
+        self._switch_interval = sys.getswitchinterval()
+        sys.setswitchinterval(min(self._switch_interval, _SWITCH_INTERVAL_S))
+        self._load_pins()
 
     def fetch(self, layer_idx: int, expert_ids: NDArray[np.int64], *, prefill: bool) -> Iterator[NDArray[np.int64]]:
         """Bring the union of `expert_ids` (S, A) and yield its distinct ids as their records become available.
 
-        Each id comes exactly once, resident ones first (prefill: all in ascending order). An id stays valid until the
-        next item is requested.
+        Reads start now, not at the first item. Each id comes exactly once: resident ones first, then as they arrive
+        (prefill: all in ascending order). An id stays valid until the next item is requested.
+
+        Raises:
+            ReadError: (from the iterator) a record could not be read; the store stays usable.
         """
+        self._end_union()
+        if self._trace is not None:
+            self._trace.union(layer_idx, expert_ids, prefill=prefill)
         plan = self.policy.request(layer_idx, expert_ids, prefill=prefill)
-        if not plan.admissions:
-            yield np.array(plan.expert_ids, np.int64)
-            return
-        absent = {admission.expert_id: admission.evicted for admission in plan.admissions}
-        present = [e for e in plan.expert_ids if e not in absent]
-        order = plan.expert_ids if prefill else [*present, *absent]
-        for e in absent:
-            self._advise(layer_idx, e, syscalls.MADV_WILLNEED)
-        run: list[int] = []
-        for e in order:
-            if e in absent:
-                if run:
-                    yield np.array(run, np.int64)
-                    run = []
-                self._admit(layer_idx, e, absent[e])
-                yield np.array([e], np.int64)
-            else:
-                run.append(e)
-        if run:
-            yield np.array(run, np.int64)
+        base = layer_idx * self.num_experts
+        union = _Union(
+            layer_idx, plan, deque((base + a.expert_id, a.evicted, a.after_use) for a in plan.admissions), set()
+        )
+        self._union = union
+        self._issue(union)
+        return self._deliver_ascending(union) if prefill else self._deliver(union)
 
     def touched(self, layer_idx: int, expert_ids: NDArray[np.int64], *, prefill: bool = False) -> None:
         """Account for a layer that ran entirely from `residency`; expert_ids (S, A)."""
+        if self._union is not None:
+            self._end_union()
+        if self._trace is not None:
+            self._trace.union(layer_idx, expert_ids, prefill=prefill)
         plan = self.policy.request(layer_idx, expert_ids, prefill=prefill)
-        assert not plan.admissions
+        assert not plan.admissions, "touched() is for layers whose experts were all resident"
 
     def settle(self, committed_rows: int | Sequence[int] | NDArray[np.int64]) -> None:
         """End a forward: `committed_rows` (a count of leading rows, or row indices) were kept."""
+        self._end_union()
+        if self._trace is not None:
+            self._trace.settled(committed_rows)
         self.policy.settle(committed_rows)
 
+    def prefetch(self, layer_idx: int, expert_ids: Sequence[int]) -> None:
+        """Read experts that may be wanted soon, behind all demanded reads and into places of their own."""
+        for key in (layer_idx * self.num_experts + int(e) for e in expert_ids):
+            if self._places.holds(key) or key in self.policy.pinned:
+                continue
+            if len(self._staged) >= self._prefetch_slots and not self._unstage_oldest():
+                return
+            read = self._places.take(key)
+            read.prefetch = True
+            self._staged[key] = self._inflight[key] = read
+            self._prefetched += 1
+            self._readers.submit(read)
+
     def stats(self) -> StoreStats:
-        decode, prefill = self.policy.counts, self.policy.prefill_counts
-        return StoreStats(
-            hits=decode.hits + prefill.hits,
-            pinned_hits=decode.pinned_hits + prefill.pinned_hits,
-            misses=decode.misses + prefill.misses,
-            evictions=decode.evictions + prefill.evictions,
+        record_bytes = {i: layout.record_bytes for i, layout in self._layouts.items()}
+        return StoreStats.of(
+            self.policy,
+            record_bytes,
+            mode=str(self._places.mode),
             reads=self._reads,
             bytes_read=self._bytes_read,
-            wait_s=0.0,
-            resident_bytes=int(np.count_nonzero(self.residency)) * self._record_bytes,
-            capacity_bytes=sum(pool.slots for pool in self.policy.pools) * self._record_bytes,
+            wait_s=self._wait_s,
+            prefetched=self._prefetched,
+            prefetch_hits=self._prefetch_hits,
         )
 
     def close(self) -> None:
-        """Addresses in `residency` are invalid from here on."""
+        """End the reader threads and give the memory back; addresses in `residency` are invalid from here on."""
+        self._union = None
+        self._readers.close()
         self.residency[:] = 0
-        for fd, mapping, _ in self._files.values():
-            mapping.close()
-            os.close(fd)
-        self._files.clear()
+        self._places.close()
+        sys.setswitchinterval(self._switch_interval)
 
-    def _admit(self, layer_idx: int, expert_id: int, evicted: int | None) -> None:
-        if evicted is not None:
-            self._evict(*divmod(evicted, self.num_experts))
-        self.residency[layer_idx, expert_id] = self._address(layer_idx, expert_id)
+    def _deliver(self, union: _Union) -> Iterator[NDArray[np.int64]]:
+        row, base = self.residency[union.layer_idx], union.layer_idx * self.num_experts
+        ready = [e for e in union.plan.expert_ids if row[e]] if union.waiting or self._inflight else None
+        if ready is None:
+            yield np.array(union.plan.expert_ids, np.int64)
+            self._finish(union)
+            return
+        awaited = set(union.plan.expert_ids) - set(ready)
+        while True:
+            if ready:
+                yield np.array(ready, np.int64)
+                union.released.update(base + e for e in ready)
+            if not awaited:
+                break
+            ready = []
+            while not ready:
+                self._issue(union)
+                self._receive(union, block=True)
+                while self._receive(union, block=False):
+                    pass
+                ready = sorted(e for e in awaited if row[e])
+            awaited.difference_update(ready)
+        self._finish(union)
+
+    def _deliver_ascending(self, union: _Union) -> Iterator[NDArray[np.int64]]:
+        row, base = self.residency[union.layer_idx], union.layer_idx * self.num_experts
+        ids = union.plan.expert_ids
+        start = 0
+        while start < len(ids):
+            self._issue(union)
+            while self._inflight and self._receive(union, block=False):
+                pass
+            while not row[ids[start]]:
+                self._receive(union, block=True)
+                self._issue(union)
+            stop = start
+            while stop < len(ids) and row[ids[stop]]:
+                stop += 1
+            yield np.array(ids[start:stop], np.int64)
+            union.released.update(base + e for e in ids[start:stop])
+            start = stop
+        self._finish(union)
+
+    def _issue(self, union: _Union) -> None:
+        """Submit the reads whose places are free or can be freed now."""
+        while union.waiting:
+            key, evicted, after_use = union.waiting[0]
+            if evicted is not None:
+                if (after_use and evicted not in union.released) or evicted in self._inflight:
+                    return
+                self._evict(evicted)
+            union.waiting.popleft()
+            staged = self._staged.pop(key, None)
+            if staged is not None:
+                self._prefetch_hits += 1
+                if key in self._inflight:
+                    self._readers.promote(staged)
+                else:
+                    self.residency.flat[key] = self._places.address(key)
+                continue
+            read = self._places.take(key)
+            self._inflight[key] = read
+            self._readers.submit(read)
+
+    def _receive(self, union: _Union | None, *, block: bool) -> bool:
+        """Take one finished read; False when there is none and `block` is false."""
+        if block:
+            assert self._inflight, "waiting for a record that nobody reads"
+            start = time.perf_counter()
+            read = self._readers.receive(block=True)
+            self._wait_s += time.perf_counter() - start
+        else:
+            read = self._readers.receive(block=False)
+        if read is None:
+            return False
+        key = read.key
+        del self._inflight[key]
+        if read.error is not None:
+            self._staged.pop(key, None)
+            self.policy.discard(key)
+            self._places.give_back(key)
+            if union is not None and key - union.layer_idx * self.num_experts in union.plan.expert_ids:
+                self._end_union()
+                raise read.error
+            return True
         self._reads += 1
-        self._bytes_read += self._layouts[layer_idx].record_bytes
+        self._bytes_read += self._layouts[key // self.num_experts].record_bytes
+        if key not in self._staged:
+            self.residency.flat[key] = self._places.address(key)
+        return True
 
-    def _evict(self, layer_idx: int, expert_id: int) -> None:
-        """Unmap the record's pages, then drop them from the page cache (mapped pages survive the second call)."""
-        self.residency[layer_idx, expert_id] = 0
-        self._advise(layer_idx, expert_id, syscalls.MADV_DONTNEED)
-        layout = self._layouts[layer_idx]
-        offset = layout.offset + expert_id * layout.record_bytes
-        os.posix_fadvise(self._files[layout.path][0], offset, layout.record_bytes, os.POSIX_FADV_DONTNEED)
+    def _finish(self, union: _Union) -> None:
+        for key in union.plan.dropped:
+            self._evict(key)
+        self._union = None
 
-    def _address(self, layer_idx: int, expert_id: int) -> int:
-        return int(self._base[layer_idx]) + expert_id * self._layouts[layer_idx].record_bytes
+    def _end_union(self) -> None:
+        """Give up the rest of a union that was not consumed to its end."""
+        union, self._union = self._union, None
+        if union is None:
+            return
+        for key, evicted, _ in union.waiting:
+            if evicted is not None:
+                self._evict(evicted)
+            self.policy.discard(key)
+        union.waiting.clear()
+        for key in union.plan.dropped:
+            self._evict(key)
 
-    def _advise(self, layer_idx: int, expert_id: int, advice: int) -> None:
-        address, size = self._address(layer_idx, expert_id), self._layouts[layer_idx].record_bytes
-        step = _WILLNEED_BYTES if advice == syscalls.MADV_WILLNEED else size
-        for start in range(0, size, step):
-            syscalls.madvise(address + start, min(step, size - start), advice)
+    def _evict(self, key: int) -> None:
+        """Take the key's place away; a read still on its way is waited for."""
+        while key in self._inflight:
+            self._receive(None, block=True)
+        if self._places.holds(key):
+            self.residency.flat[key] = 0
+            self._places.give_back(key)
 
+    def _unstage_oldest(self) -> bool:
+        for key in self._staged:
+            if key not in self._inflight:
+                del self._staged[key]
+                self._places.give_back(key)
+                return True
+        return False
 
-def _map(path: Path) -> tuple[int, mmap.mmap, int]:
-    """Descriptor, mapping and address of a whole file, read-only."""
-    fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-    mapping = mmap.mmap(fd, 0, prot=mmap.PROT_READ)
-    return fd, mapping, int(np.frombuffer(mapping, np.uint8).ctypes.data)
+    def _load_pins(self) -> None:
+        for key in sorted(self.policy.pinned):
+            read = self._places.take(key)
+            self._inflight[key] = read
+            self._readers.submit(read)
+        while self._inflight:
+            self._receive(None, block=True)

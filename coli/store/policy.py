@@ -19,20 +19,28 @@ OVERLAP = 8
 
 @dataclass(frozen=True, slots=True)
 class Admission:
-    """One miss: `expert_id` is read into the place of `evicted` (a key), or into a free one (None)."""
+    """One miss: `expert_id` takes the place of `evicted` (a key), or a free one (None).
+
+    `after_use`: the evicted key belongs to the same union and comes earlier in it: first it has to be used.
+    """
 
     expert_id: int
     evicted: int | None
+    after_use: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class UnionPlan:
-    """What one union does to the cache. All expert ids ascend, except `admissions` when it recycles."""
+    """What one union does to the cache; expert ids ascend everywhere.
+
+    `dropped` are keys that leave when the union has been used: the pool borrowed transient places for them.
+    """
 
     expert_ids: list[int]
     pinned: list[int]
     cached: list[int]
     admissions: list[Admission]
+    dropped: list[int]
 
 
 @dataclass(slots=True)
@@ -46,17 +54,28 @@ class UnionCounts:
     evictions: int = 0
 
 
+@dataclass(frozen=True, slots=True)
+class PoolSize:
+    """`slots` places, at least one; a union may borrow `transient_slots` more until it has been used.
+
+    Borrowed places let reads overlap in pools that hold less than a union; pools may share them, since one union runs
+    at a time.
+    """
+
+    slots: int
+    transient_slots: int = 0
+
+
 @dataclass(slots=True)
 class Pool:
     """Layers that share `slots` places; `free` of them hold nothing."""
 
     slots: int
+    transient_slots: int
     order: EvictionOrder
     free: int = field(init=False)
 
     def __post_init__(self) -> None:
-        if self.slots < 1:
-            raise ValueError("a pool needs at least one slot")
         self.free = self.slots
 
 
@@ -68,21 +87,21 @@ class ResidencyPolicy:
         num_layers: int,
         num_experts: int,
         pool_of_layer: Sequence[int | None],
-        pool_slots: Sequence[int],
+        pool_sizes: Sequence[PoolSize],
         *,
         pinned: Iterable[int] = (),
         order: Callable[[int], EvictionOrder] = LruOrder,
     ) -> None:
         """
         Args:
-            pool_of_layer: (L,) index into `pool_slots`, None for a layer without routed experts.
-            pool_slots: places per pool, at least one each; pinned experts need none of them.
+            pool_of_layer: (L,) index into `pool_sizes`, None for a layer without routed experts.
+            pool_sizes: places of each pool; pinned experts need none of them.
             pinned: keys that are always resident.
             order: makes the eviction order of a pool from its slots.
         """
         self.num_layers = num_layers
         self.num_experts = num_experts
-        self.pools = [Pool(slots, order(slots)) for slots in pool_slots]
+        self.pools = [Pool(size.slots, size.transient_slots, order(size.slots)) for size in pool_sizes]
         self.pinned = frozenset(pinned)
         self.counts = UnionCounts()
         self.prefill_counts = UnionCounts()
@@ -170,10 +189,11 @@ class ResidencyPolicy:
         order.begin_request(scan=prefill, speculative=speculative)
         counts = self.prefill_counts if prefill else self.counts
         admissions: list[Admission] = []
+        dropped: list[int] = []
         cached: list[int] = []
         if prefill:
             row_count = dict(zip(union, rows, strict=True))
-            self._walk(pool, base, wanted, row_count, cached, admissions)
+            dropped = self._walk(pool, base, wanted, row_count, cached, admissions)
         else:
             missing = []
             for e in wanted:
@@ -183,14 +203,13 @@ class ResidencyPolicy:
                 else:
                     missing.append(e)
             if missing:
-                self._walk(pool, base, cached + missing, None, [], admissions)
-        order.end_request()
+                dropped = self._walk(pool, base, cached + missing, None, [], admissions)
         counts.unions += 1
         counts.pinned_hits += len(pinned)
         counts.hits += len(cached) + len(pinned)
         counts.misses += len(admissions)
-        counts.evictions += sum(a.evicted is not None for a in admissions)
-        return UnionPlan(union, pinned, cached, admissions)
+        counts.evictions += sum(a.evicted is not None for a in admissions) + len(dropped)
+        return UnionPlan(union, pinned, cached, admissions, dropped)
 
     def _walk(
         self,
@@ -200,14 +219,16 @@ class ResidencyPolicy:
         row_count: dict[int, int] | None,
         cached: list[int],
         admissions: list[Admission],
-    ) -> None:
-        """Admit the absent of `members`, which are listed in the order they will be used.
+    ) -> list[int]:
+        """Admit the absent of `members`, listed in the order they will be used; return the keys to drop at the end.
 
         A place comes from outside the union first; once the union has to live on its own places, a member may give up
         its place OVERLAP members later, when it has been used.
         """
         order = pool.order
         scan = row_count is not None
+        borrowed = 0
+        used: set[int | None] = set()
         keep = {base + e for e in members}
         for position, e in enumerate(members):
             key = base + e
@@ -220,16 +241,28 @@ class ResidencyPolicy:
                 if scan:
                     order.touch(key, rows)
                     cached.append(e)
+                used.add(key)
                 continue
             evicted: int | None = None
             if pool.free:
                 pool.free -= 1
+            elif borrowed < pool.transient_slots:
+                borrowed += 1
             else:
                 evicted = order.victim(keep)
                 if evicted is None:
                     evicted = self._recycle(order, base, members, position)
+            after_use = evicted in used
+            used.add(key)
             order.admit(key, rows)
-            admissions.append(Admission(e, evicted))
+            admissions.append(Admission(e, evicted, after_use))
+        order.end_request()
+        dropped = []
+        for _ in range(borrowed):
+            surplus = order.victim(frozenset())
+            assert surplus is not None
+            dropped.append(surplus)
+        return dropped
 
     @staticmethod
     def _recycle(order: EvictionOrder, base: int, members: list[int], position: int) -> int:

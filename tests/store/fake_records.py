@@ -1,6 +1,7 @@
 """Files of small expert records with known bytes, for tests of the store."""
 
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 
 import numpy as np
@@ -16,6 +17,7 @@ class FakeLayout:
     record_bytes: int
 
 
+@cache
 def record(layer_idx: int, expert_id: int, record_bytes: int = RECORD_BYTES) -> NDArray[np.uint8]:
     """The bytes of one record; every record differs from every other."""
     return np.random.default_rng([layer_idx, expert_id]).integers(0, 256, record_bytes, np.uint8)

@@ -1,0 +1,90 @@
+"""Reader threads: they bring the bytes of records into place while the model computes.
+
+Two `SimpleQueue`s and two deques: demanded reads go before prefetched ones, answers come back in arrival order, and an
+answer carries the error of a read that failed, so that nobody waits for ever. Threads touch bytes only.
+"""
+
+import threading
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from queue import Empty, SimpleQueue
+from typing import Any
+
+
+@dataclass(slots=True, eq=False)
+class Read:
+    """One record on its way: `place` tells `perform` where from and where to."""
+
+    key: int
+    place: Any
+    prefetch: bool = False
+    error: BaseException | None = None
+    _claim: threading.Lock = field(default_factory=threading.Lock)
+
+    def claim(self) -> bool:
+        """True for the first caller: a promoted read waits in both deques, one thread may take it."""
+        return self._claim.acquire(blocking=False)
+
+
+class ReaderThreads:
+    """Runs `perform(read)` for submitted reads on `threads` threads, and `finish(read)` after each answer is out."""
+
+    def __init__(self, perform: Callable[[Read], None], threads: int, finish: Callable[[Read], None]) -> None:
+        self._perform = perform
+        self._finish = finish
+        self._demanded: deque[Read] = deque()
+        self._prefetched: deque[Read] = deque()
+        self._tickets: SimpleQueue[bool] = SimpleQueue()  # one per entry of the deques; False ends a thread
+        self._answers: SimpleQueue[Read] = SimpleQueue()
+        self._threads = [
+            threading.Thread(target=self._run, name=f"coli-read-{i}", daemon=True) for i in range(threads)
+        ]
+        for thread in self._threads:
+            thread.start()
+
+    def submit(self, read: Read) -> None:
+        (self._prefetched if read.prefetch else self._demanded).append(read)
+        self._tickets.put(True)
+
+    def promote(self, read: Read) -> None:
+        """A prefetched read is demanded now: it goes before the others unless it has started."""
+        read.prefetch = False
+        self._demanded.append(read)
+        self._tickets.put(True)
+
+    def receive(self, *, block: bool) -> Read | None:
+        """The next finished read, None when there is none and `block` is false; look at its `error`."""
+        try:
+            return self._answers.get(block)
+        except Empty:
+            return None
+
+    def close(self) -> None:
+        """Let running reads finish, forget the waiting ones, end the threads."""
+        self._demanded.clear()
+        self._prefetched.clear()
+        for _ in self._threads:
+            self._tickets.put(False)
+        for thread in self._threads:
+            thread.join()
+
+    def _run(self) -> None:
+        while self._tickets.get():
+            read = self._next()
+            if read is None or not read.claim():
+                continue
+            try:
+                self._perform(read)
+            except BaseException as error:  # handed to the thread that waits
+                read.error = error
+            self._answers.put(read)
+            self._finish(read)
+
+    def _next(self) -> Read | None:
+        for waiting in (self._demanded, self._prefetched):
+            try:
+                return waiting.popleft()
+            except IndexError:
+                continue
+        return None
