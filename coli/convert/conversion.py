@@ -1,6 +1,6 @@
 """From an open Source to a container on disk: plan, stream every file through the quantizer, verify, publish.
 
-Row blocks are read ahead on two threads; the calling thread quantizes (the kernels have threads of their own) and writes
+Row blocks are read ahead on two threads; the calling thread quantizes (kernels have threads of their own) and writes
 them in order, so that peak memory is a handful of blocks whatever the size of the model. Nothing here knows a format.
 """
 

@@ -1,0 +1,304 @@
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from coli.errors import CheckpointError, ColiError, UnsupportedModelError
+from coli.model.config import ModelSpec
+from coli.model.families import FAMILIES, spec_from_config
+
+ORACLE = Path(__file__).parent.parent / "oracle"
+FIXTURE = {
+    "llama": "llama-bias-sharded",
+    "mixtral": "mixtral-base",
+    "olmoe": "olmoe-base",
+    "qwen2_moe": "qwen2_moe-sparse-step",
+    "qwen3": "qwen3-base",
+    "qwen3_moe": "qwen3_moe-padvocab",
+}
+PATH = Path("model/config.json")
+
+
+def config(family: str, **changes: Any) -> dict[str, Any]:
+    """The fixture's config with keys changed; ... removes one."""
+    values = json.loads((ORACLE / FIXTURE[family] / "config.json").read_text()) | changes
+    return {key: value for key, value in values.items() if value is not ...}
+
+
+def spec(family: str, **changes: Any) -> ModelSpec:
+    return spec_from_config(config(family, **changes), PATH)
+
+
+def refusal(kind: type[ColiError], family: str, **changes: Any) -> str:
+    with pytest.raises(kind) as raised:
+        spec(family, **changes)
+    text = str(raised.value)
+    assert "\n" not in text
+    assert "model/config.json" in text
+    return text
+
+
+def test_every_supported_family_has_a_fixture() -> None:
+    assert set(FAMILIES) == set(FIXTURE)
+
+
+def test_llama_has_biases_where_the_config_says() -> None:
+    found = spec("llama")
+    assert (found.qkv_bias, found.o_bias, found.mlp_bias) == (True, True, True)
+    plain = spec("llama", attention_bias=False, mlp_bias=...)
+    assert (plain.qkv_bias, plain.o_bias, plain.mlp_bias) == (False, False, False)
+
+
+def test_explicit_head_dim_wins_over_the_quotient() -> None:
+    found = spec("llama")
+    assert (found.hidden_size // found.num_attention_heads, found.head_dim) == (20, 24)
+    assert found.attention_scale == pytest.approx(24**-0.5)
+
+
+@pytest.mark.parametrize("absent", [..., None])
+def test_head_dim_is_derived_where_it_is_absent(absent: Any) -> None:
+    assert spec("qwen2_moe", head_dim=absent).head_dim == 16
+
+
+def test_qwen3_without_head_dim_has_the_class_default() -> None:
+    assert spec("qwen3", head_dim=...).head_dim == 128
+
+
+def test_missing_key_value_heads_means_one_per_query_head() -> None:
+    assert spec("llama", num_key_value_heads=...).num_key_value_heads == 4
+
+
+def test_olmoe_norms_rows_and_does_not_renormalize() -> None:
+    found = spec("olmoe", clip_qkv=7.5)
+    assert (found.qk_norm, found.norm_topk_prob, found.clip_qkv) == ("row", False, 7.5)
+    assert (found.num_experts, found.num_experts_per_tok, found.moe_intermediate_size) == (8, 2, 24)
+    assert found.moe_layers == (0, 1)
+
+
+def test_mixtral_always_renormalizes_and_sizes_experts_by_intermediate_size() -> None:
+    found = spec("mixtral")
+    assert (found.norm_topk_prob, found.num_experts, found.moe_intermediate_size) == (True, 8, 24)
+
+
+@pytest.mark.parametrize("model_type", ["mixtral", "olmoe", "qwen3_moe"])
+def test_expert_count_is_read_under_both_names(model_type: str) -> None:
+    for name, other in (("num_experts", "num_local_experts"), ("num_local_experts", "num_experts")):
+        assert spec(model_type, **{name: 8, other: ...}).num_experts == 8
+
+
+def test_qwen2_moe_has_bias_without_a_key_and_a_gated_shared_expert() -> None:
+    found = spec("qwen2_moe")
+    assert (found.qkv_bias, found.o_bias) == (True, False)
+    assert (found.shared_expert_intermediate_size, found.shared_expert_gate) == (72, True)
+
+
+def test_qwen2_moe_sparse_step_and_dense_layers_decide_which_layers_are_sparse() -> None:
+    assert spec("qwen2_moe").moe_layers == (3,)
+    assert spec("qwen2_moe", mlp_only_layers=None).moe_layers == (1, 3)
+    assert spec("qwen2_moe", decoder_sparse_step=1).moe_layers == (0, 2, 3)
+
+
+def test_qwen3_moe_norms_heads() -> None:
+    found = spec("qwen3_moe")
+    assert (found.qk_norm, found.head_dim, found.norm_topk_prob) == ("head", 32, True)
+
+
+def test_intermediate_size_is_not_needed_when_every_layer_is_sparse() -> None:
+    assert spec("qwen3_moe", intermediate_size=...).intermediate_size == 0
+    assert "intermediate_size" in refusal(CheckpointError, "qwen2_moe", intermediate_size=...)
+
+
+# windows
+
+
+def windows(found: ModelSpec) -> list[int | None]:
+    return [layer.sliding_window for layer in found.layers]
+
+
+def test_qwen_ignores_the_window_unless_told_to_use_it() -> None:
+    assert windows(spec("qwen3", sliding_window=8, use_sliding_window=False)) == [None] * 3
+    assert windows(spec("qwen3_moe", sliding_window=8, use_sliding_window=False)) == [None] * 2
+
+
+def test_qwen3_slides_layers_from_max_window_layers_on() -> None:
+    found = spec("qwen3", sliding_window=8, use_sliding_window=True, max_window_layers=2)
+    assert windows(found) == [None, None, 8]
+
+
+def test_qwen2_moe_slides_every_other_layer_below_max_window_layers() -> None:
+    found = spec("qwen2_moe", sliding_window=8, use_sliding_window=True, max_window_layers=3)
+    assert windows(found) == [8, None, 8, None]
+
+
+def test_qwen3_moe_and_mixtral_slide_all_layers() -> None:
+    assert windows(spec("qwen3_moe", sliding_window=8, use_sliding_window=True)) == [8, 8]
+    assert windows(spec("mixtral", sliding_window=8)) == [8, 8]
+
+
+def test_a_null_window_is_no_window() -> None:
+    assert windows(spec("qwen3", sliding_window=None, use_sliding_window=True)) == [None] * 3
+    assert windows(spec("mixtral", sliding_window=None)) == [None] * 2
+
+
+def test_layer_types_override_the_rule() -> None:
+    types = ["sliding_attention", "full_attention", "full_attention"]
+    assert windows(spec("qwen3", use_sliding_window=True, layer_types=types)) == [8, None, None]
+    assert "layer_types" in refusal(CheckpointError, "qwen3", layer_types=types[:2])
+    text = refusal(UnsupportedModelError, "qwen3", layer_types=["linear_attention"] * 3)
+    assert "layer_types 'linear_attention' is not supported" in text
+
+
+# rope
+
+
+def test_old_and_new_rope_styles_mean_the_same() -> None:
+    scaling = {"factor": 4.0}
+    old = spec("llama", rope_theta=500000.0, rope_scaling={"type": "linear", **scaling})
+    old_named = spec("llama", rope_theta=500000.0, rope_scaling={"rope_type": "linear", **scaling})
+    parameters = {"rope_type": "linear", "rope_theta": 500000.0, **scaling}
+    new = spec("llama", rope_theta=..., rope_scaling=..., rope_parameters=parameters)
+    typed = spec("llama", rope_theta=..., rope_scaling=..., rope_parameters={"full_attention": parameters})
+    assert old == old_named == new == typed
+    assert (new.rope.kind, new.rope.theta, new.rope.factor, new.rope.rotary_dim) == ("linear", 500000.0, 4.0, 24)
+
+
+def test_new_style_without_theta_takes_the_key_beside_it() -> None:
+    found = spec("llama", rope_scaling=..., rope_theta=2e6, rope_parameters={"rope_type": "default"})
+    assert (found.rope.theta, found.assumed) == (2e6, ())
+
+
+def test_a_missing_theta_is_the_family_default_and_is_said() -> None:
+    found = spec("mixtral", rope_theta=...)
+    assert (found.rope.theta, found.assumed) == (1e6, ("rope_theta 1e+06",))
+
+
+def test_llama3_rope_keeps_all_its_parameters() -> None:
+    scaling = {
+        "rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
+        "original_max_position_embeddings": 8192,
+    }  # fmt: skip
+    rope = spec("llama", rope_scaling=scaling).rope
+    assert (rope.kind, rope.factor, rope.low_freq_factor, rope.high_freq_factor) == ("llama3", 8.0, 1.0, 4.0)
+    assert rope.original_max_position_embeddings == 8192
+    for key in ("factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings"):
+        broken = {name: value for name, value in scaling.items() if name != key}
+        assert f"'{key}' is missing" in refusal(CheckpointError, "llama", rope_scaling=broken)
+
+
+def test_yarn_attention_factor_follows_the_paper_unless_given() -> None:
+    scaling = {"type": "yarn", "factor": 4.0, "original_max_position_embeddings": 1024}
+    rope = spec("qwen3", rope_parameters=..., rope_theta=1e6, rope_scaling=scaling).rope
+    assert (rope.kind, rope.factor, rope.beta_fast, rope.beta_slow, rope.truncate) == ("yarn", 4.0, 32.0, 1.0, True)
+    assert rope.attention_factor == pytest.approx(0.1 * math.log(4.0) + 1.0, rel=1e-15)
+    given = spec("llama", rope_scaling=scaling | {"attention_factor": 1.25, "truncate": False}).rope
+    assert (given.attention_factor, given.truncate) == (1.25, False)
+    scaled = spec("llama", rope_scaling=scaling | {"mscale": 1.0, "mscale_all_dim": 1.0}).rope
+    assert scaled.attention_factor == 1.0
+
+
+def test_yarn_without_a_factor_takes_the_ratio_of_the_context_lengths() -> None:
+    rope = spec("llama", rope_scaling={"rope_type": "yarn", "original_max_position_embeddings": 1024}).rope
+    assert (rope.factor, rope.original_max_position_embeddings) == (4.0, 1024)
+
+
+@pytest.mark.parametrize("kind", ["dynamic", "longrope", "su", "mrope", "something new"])
+def test_unknown_rope_types_are_refused_by_name(kind: str) -> None:
+    for key in ("type", "rope_type"):
+        text = refusal(UnsupportedModelError, "llama", rope_scaling={key: kind, "factor": 2.0})
+        assert f"rope_scaling.rope_type '{kind}' is not supported" in text
+        assert "llama3" in text
+
+
+def test_different_ropes_per_attention_type_are_refused() -> None:
+    tables = {name: {"rope_type": "default", "rope_theta": theta} for name, theta in
+              (("full_attention", 1e6), ("sliding_attention", 1e4))}  # fmt: skip
+    assert "differs between attention types" in refusal(UnsupportedModelError, "qwen3", rope_parameters=tables)
+
+
+def test_partial_rotary_is_refused_where_the_family_has_none() -> None:
+    assert "partial_rotary_factor 0.5" in refusal(UnsupportedModelError, "llama", partial_rotary_factor=0.5)
+
+
+# refusals
+
+
+def test_unknown_model_types_are_refused_by_name_with_what_is_known() -> None:
+    text = refusal(UnsupportedModelError, "llama", model_type="mamba9")
+    assert "model_type 'mamba9' is not supported; supported: llama, mixtral" in text
+    assert UnsupportedModelError.exit_code == 2
+
+
+def test_unknown_activations_are_refused_by_name() -> None:
+    assert "hidden_act 'gelu'" in refusal(UnsupportedModelError, "llama", hidden_act="gelu")
+
+
+def test_quantized_checkpoints_are_refused_by_method() -> None:
+    text = refusal(UnsupportedModelError, "llama", quantization_config={"quant_method": "gptq", "bits": 4})
+    assert "quantization_config 'gptq' is not supported" in text
+
+
+@pytest.mark.parametrize("per_token", [0, -1, 9])
+def test_experts_per_token_must_be_within_the_experts(per_token: int) -> None:
+    text = refusal(CheckpointError, "olmoe", num_experts_per_tok=per_token)
+    assert f"num_experts_per_tok: expected 1..8, found {per_token}" in text
+
+
+REQUIRED = [
+    "model_type", "hidden_size", "num_hidden_layers", "num_attention_heads", "vocab_size", "rms_norm_eps",
+    "max_position_embeddings", "num_experts_per_tok", "moe_intermediate_size",
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("key", REQUIRED)
+def test_missing_keys_are_named(key: str) -> None:
+    assert f"key '{key}' is missing" in refusal(CheckpointError, "qwen3_moe", **{key: ...})
+
+
+def test_a_missing_expert_count_is_named_under_both_names() -> None:
+    assert "key 'num_experts' or 'num_local_experts' is missing" in refusal(CheckpointError, "olmoe", num_experts=...)
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("hidden_size", "64"),
+        ("hidden_size", 64.5),
+        ("hidden_size", True),
+        ("hidden_size", 0),
+        ("hidden_size", -64),
+        ("hidden_size", [64]),
+        ("vocab_size", 10**30),
+        ("num_hidden_layers", 10**9),
+        ("num_experts", 10**9),
+        ("rms_norm_eps", "tiny"),
+        ("rms_norm_eps", 0.0),
+        ("rms_norm_eps", float("nan")),
+        ("rms_norm_eps", float("inf")),
+        ("rms_norm_eps", 10**400),
+        ("tie_word_embeddings", "yes"),
+        ("norm_topk_prob", 1),
+        ("mlp_only_layers", [0.5]),
+        ("mlp_only_layers", 3),
+        ("rope_theta", -1.0),
+        ("rope_scaling", "linear"),
+        ("rope_scaling", [1, 2]),
+        ("num_key_value_heads", 2),
+        ("head_dim", 31),
+        ("model_type", 7),
+        ("quantization_config", "fp8"),
+    ],
+)
+def test_wrong_values_are_refused_with_key_and_value(key: str, value: Any) -> None:
+    text = refusal(CheckpointError, "qwen3_moe", **{key: value})
+    assert f"{key}: expected" in text
+    assert len(text) < 250
+
+
+def test_heads_that_do_not_divide_the_hidden_size_are_refused() -> None:
+    assert "num_attention_heads" in refusal(CheckpointError, "olmoe", num_attention_heads=3, num_key_value_heads=3)
+
+
+def test_whole_numbers_written_as_floats_are_accepted() -> None:
+    assert spec("qwen3_moe", hidden_size=64.0).hidden_size == 64
