@@ -1,4 +1,4 @@
-"""Small Hugging Face folders for the conversion tests, whole or broken on purpose, and an independent reader of both sides.
+"""Small Hugging Face folders for the conversion tests, whole or broken on purpose, and readers of both sides.
 
 Nothing here uses the code under test: headers are parsed and packed matrices unpacked with plain numpy.
 """
