@@ -1,0 +1,166 @@
+"""The entry point: finds the command, runs it, and turns whatever goes wrong into one line and an exit status.
+
+Commands are imported only when they are used, so `coli --version` and `--help` stay fast. Exit status: 0 ok, 1 failure,
+2 usage or a refused setting, 130 interrupted, 141 output closed. No traceback unless COLI_DEBUG asks for it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import os
+import signal
+import sys
+import traceback
+from collections.abc import Sequence
+from types import FrameType
+
+import click
+
+from coli import __version__
+from coli.cli.streams import one_line, write_error
+from coli.errors import ColiError
+from coli.options import debug_wanted
+
+INTERRUPTED, OUTPUT_CLOSED = 130, 141
+
+# name -> (module in coli.cli that defines `command`, line for --help)
+COMMANDS = {
+    "run": ("run", "Answer one prompt."),
+    "convert": ("convert", "Turn a model folder into a coli container."),
+    "info": ("info", "Show what a container holds."),
+}
+
+
+class _Commands(click.Group):
+    """A group that imports a command's module when the command is used."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return list(COMMANDS)
+
+    def get_command(self, ctx: click.Context, name: str) -> click.Command | None:
+        if name not in COMMANDS:
+            return None
+        command = importlib.import_module(f"coli.cli.{COMMANDS[name][0]}").command
+        assert isinstance(command, click.Command)
+        return command
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        with formatter.section("Commands"):
+            formatter.write_dl([(name, text) for name, (_, text) in COMMANDS.items()])
+
+
+@click.group(
+    cls=_Commands,
+    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 120},
+    epilog="Settings can also come from the environment: docs/settings.md. COLI_DEBUG=1 shows tracebacks.",
+)
+@click.version_option(__version__, prog_name="coli", message="%(prog)s %(version)s")
+def cli() -> None:
+    """Run Mixture-of-Experts models that are larger than RAM, on a CPU and a disk."""
+
+
+def main(args: Sequence[str] | None = None) -> None:
+    """Run the command line and leave the process with its exit status."""
+    _fill_closed_streams()
+    _install_interrupt()
+    status = run(sys.argv[1:] if args is None else args)
+    try:
+        sys.stdout.flush()
+    except BrokenPipeError:
+        status = status or OUTPUT_CLOSED
+    except OSError as error:
+        status = status or _fail(f"standard output: {error.strerror}", 1)
+    if status:
+        _point_at_nothing(1)  # else the interpreter would try to flush, and complain, once more
+    sys.exit(status)
+
+
+def run(args: Sequence[str]) -> int:
+    """Run the command line and return its exit status; everything there is to say has been said."""
+    if sys.platform == "win32":
+        return _fail("Windows is not supported; use Linux, for example in WSL 2", 1)
+    try:
+        # Not cli.main(): that would turn a closed pipe and Ctrl-C into exit statuses of its own.
+        with cli.make_context("coli", list(args)) as context:
+            cli.invoke(context)
+        return 0
+    except (KeyboardInterrupt, click.Abort):
+        return INTERRUPTED
+    except click.exceptions.Exit as leave:
+        return leave.exit_code
+    except click.ClickException as error:
+        return _refuse(error)
+    except BrokenPipeError:
+        return OUTPUT_CLOSED
+    except ColiError as error:
+        return _fail(str(error), error.exit_code)
+    except OSError as error:
+        place = f"{error.filename}: " if error.filename else ""
+        return _fail(f"{place}{error.strerror or error}", 1)
+    except MemoryError:
+        return _fail("out of memory; lower --ram or --ctx", 1)
+    except Exception as error:
+        reason = f"internal error: {type(error).__name__}: {error}"
+        return _fail(reason + ("" if debug_wanted() else " (COLI_DEBUG=1 shows where)"), 1)
+
+
+def _fail(message: str, status: int) -> int:
+    if debug_wanted():
+        traceback.print_exc()
+    write_error(f"coli: {one_line(message)}")
+    return status
+
+
+def _refuse(error: click.ClickException) -> int:
+    """A usage error of click as one line that names the command whose help tells more."""
+    if isinstance(error, click.exceptions.NoArgsIsHelpError):
+        write_error(error.format_message())
+        return 2
+    context = getattr(error, "ctx", None)
+    command = context.command_path if context is not None else "coli"
+    if isinstance(error, click.NoSuchOption):
+        hint = f" (text that begins with - goes behind --; {command} --help lists the options)"
+    else:
+        hint = f" ({command} --help tells more)"
+    message = error.format_message().rstrip(".")
+    return _fail(f"{message[:1].lower()}{message[1:]}{hint}", 2)
+
+
+def _install_interrupt() -> None:
+    """First Ctrl-C: KeyboardInterrupt, so that files are closed; second: leave at once."""
+    if signal.getsignal(signal.SIGINT) is not signal.default_int_handler:
+        return  # ignored by whoever started us, or not the main thread's business
+
+    def interrupt(number: int, frame: FrameType | None) -> None:
+        signal.signal(signal.SIGINT, lambda number, frame: os._exit(INTERRUPTED))
+        raise KeyboardInterrupt
+
+    with contextlib.suppress(ValueError):  # not in the main thread
+        signal.signal(signal.SIGINT, interrupt)
+
+
+def _fill_closed_streams() -> None:
+    """Give standard streams that were closed a file again, so that no model file gets their number.
+
+    Standard output becomes a pipe nobody reads: writing to it fails as it does when a reader has left.
+    """
+    if sys.stdin is None:
+        _point_at_nothing(0)
+        sys.stdin = open(0, closefd=False)  # noqa: SIM115 - lives as long as the process
+    if sys.stdout is None:
+        reader, writer = os.pipe()
+        os.dup2(writer, 1)
+        for end in {reader, writer} - {1}:
+            os.close(end)
+        sys.stdout = open(1, "w", closefd=False)  # noqa: SIM115
+    if sys.stderr is None:
+        _point_at_nothing(2)
+        sys.stderr = open(2, "w", closefd=False)  # noqa: SIM115
+
+
+def _point_at_nothing(number: int) -> None:
+    null = os.open(os.devnull, os.O_RDWR)
+    if null != number:
+        os.dup2(null, number)
+        os.close(null)
