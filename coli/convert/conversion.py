@@ -128,7 +128,7 @@ def _write(plan: Plan, file: FilePlan, folder: Path, pool: ThreadPoolExecutor, t
             match step:
                 case Encode(kind=kind):
                     assert block is not None
-                    encoded = encode(kind, block, threads)
+                    encoded = encode(kind, block, step.rows.tensor.name, threads)
                     writer.write(encoded.weights.data)
                     if encoded.scales is not None:
                         pending.append(encoded.scales)

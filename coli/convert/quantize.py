@@ -6,7 +6,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from coli.store.layout import GROUP_SIZE, TILE_ROWS, Kind, round_up
+from coli.errors import CheckpointError
+from coli.kernels import quantize
+from coli.store.layout import Kind
 
 
 @dataclass(frozen=True, slots=True)
@@ -17,15 +19,22 @@ class Encoded:
     scales: NDArray[np.float16] | None
 
 
-def encode(kind: Kind, block: NDArray[np.float32], threads: int) -> Encoded:
-    """Quantize and pack `block` (rows, cols), padded with zeros to tiles of 16 rows and groups of 32 inputs."""
-    rows, cols = block.shape
-    padded_rows, padded_cols = round_up(rows, TILE_ROWS), round_up(cols, GROUP_SIZE)
-    if (padded_rows, padded_cols) != block.shape:
-        padded = np.zeros((padded_rows, padded_cols), np.float32)
-        padded[:rows, :cols] = block
-        block = padded
-    tiles = padded_rows // TILE_ROWS
+def encode(kind: Kind, block: NDArray[np.float32], name: str, threads: int) -> Encoded:
+    """Quantize and pack finite weights (rows, cols), padded to tiles of 16 rows and groups of 32 inputs.
+
+    CheckpointError names the tensor if a weight is too large for a float16 scale.
+    """
     if kind is Kind.F32:
-        return Encoded(np.ascontiguousarray(block.reshape(tiles, TILE_ROWS, padded_cols).transpose(0, 2, 1)), None)
-    raise NotImplementedError(kind)
+        return Encoded(quantize.pack_f32(block), None)
+    report = np.zeros(len(quantize.REPORT), np.int64)
+    if kind is Kind.Q8:
+        weights, scales = quantize.pack_q8(*quantize.quantize_q8(block, report, threads))
+    else:
+        weights, scales = quantize.pack_q4(*quantize.quantize_q4(block, None, report, threads))
+    not_finite, overflows, _ = report
+    assert not not_finite, f"{name}: checked before"
+    if overflows:
+        raise CheckpointError(
+            f"tensor {name}: weights up to {np.abs(block).max():g} are too large for {kind.label}: convert with f32"
+        )
+    return Encoded(weights, scales)
