@@ -91,6 +91,7 @@ class ExpertStore:
             layer_idx, plan, deque((base + a.expert_id, a.evicted, a.after_use) for a in plan.admissions), set()
         )
         self._union = union
+        self._reread_lost(plan.cached, base)
         self._issue(union)
         return self._deliver_ascending(union) if prefill else self._deliver(union)
 
@@ -204,9 +205,20 @@ class ExpertStore:
                 else:
                     self.residency.flat[key] = self._places.address(key)
                 continue
-            read = self._places.take(key)
-            self._inflight[key] = read
-            self._readers.submit(read)
+            self._submit(key)
+
+    def _reread_lost(self, expert_ids: Sequence[int], base: int) -> None:
+        """Experts the policy holds but nobody brought: an interrupt hit between a read and its bookkeeping."""
+        for key in (base + e for e in expert_ids):
+            if not self.residency.flat[key] and key not in self._inflight:
+                if self._places.holds(key):
+                    self._places.give_back(key)
+                self._submit(key)
+
+    def _submit(self, key: int) -> None:
+        read = self._places.take(key)
+        self._inflight[key] = read
+        self._readers.submit(read)
 
     def _receive(self, union: _Union | None, *, block: bool) -> bool:
         """Take one finished read; False when there is none and `block` is false."""
@@ -271,8 +283,6 @@ class ExpertStore:
 
     def _load_pins(self) -> None:
         for key in sorted(self.policy.pinned):
-            read = self._places.take(key)
-            self._inflight[key] = read
-            self._readers.submit(read)
+            self._submit(key)
         while self._inflight:
             self._receive(None, block=True)

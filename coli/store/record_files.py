@@ -76,7 +76,7 @@ class SlotFiles:
         self._preadv = preadv
         self._notice = notice
         self._lock = threading.Lock()
-        self._fds: dict[Path, int] = {}
+        self._open_files: dict[Path, tuple[int, IoMode]] = {}  # one entry holds both: readers see no mixture
         self._retired: list[int] = []
         paths = list(paths)
         if mode is IoMode.DIRECT:
@@ -85,7 +85,7 @@ class SlotFiles:
                 self.mode = IoMode.PREAD
                 self._notice(_fallback(*refused))
         for path in paths:
-            self._fds[path] = self._open(path)
+            self._open_files[path] = (self._open(path), self.mode)
 
     def read(self, path: Path, offset: int, view: memoryview) -> None:
         """Fill `view` from the file's bytes at `offset`.
@@ -93,7 +93,7 @@ class SlotFiles:
         Raises:
             ReadError: the read failed or the file is shorter than it was when it was opened.
         """
-        fd, mode = self._fds[path], self.mode
+        fd, mode = self._open_files[path]
         try:
             self._fill(path, fd, mode, offset, view)
         except OSError as error:
@@ -104,9 +104,9 @@ class SlotFiles:
             raise ReadError(f"{path}: reading {len(view)} bytes at offset {offset} failed: {error.strerror}") from None
 
     def close(self) -> None:
-        for fd in [*self._fds.values(), *self._retired]:
+        for fd in [*(fd for fd, _ in self._open_files.values()), *self._retired]:
             os.close(fd)
-        self._fds.clear()
+        self._open_files.clear()
         self._retired.clear()
 
     def _open(self, path: Path) -> int:
@@ -139,11 +139,10 @@ class SlotFiles:
         with self._lock:
             if self.mode is not IoMode.DIRECT:
                 return
-            fds = dict(self._fds)
             self.mode = IoMode.PREAD
-            for name in fds:
-                self._fds[name] = self._open(name)
-            self._retired.extend(fds.values())
+            for name, (fd, _) in list(self._open_files.items()):
+                self._open_files[name] = (self._open(name), self.mode)
+                self._retired.append(fd)
             self._notice(_fallback(path, f"read: {error.strerror}"))
 
 
@@ -178,8 +177,8 @@ class MappedFiles:
         except OSError as error:
             if error.errno != errno.EINVAL:  # EINVAL: before Linux 5.14, the kernels fault the pages in
                 raise ReadError(
-                    f"{path}: reading {nbytes} bytes at offset {offset} failed: {error.strerror}; "
-                    "the file may have been cut after it was opened"
+                    f"{path}: reading {nbytes} bytes at offset {offset} failed: the file was cut after it was opened, "
+                    "or its device fails"
                 ) from None
 
     def drop(self, path: Path, offset: int, nbytes: int) -> None:
