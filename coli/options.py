@@ -119,7 +119,7 @@ TABLE: tuple[Setting, ...] = (
             Bounds(0, 2**64 - 1), default_text="drawn once, reported", counter="seed"),
     # engine
     Setting("ctx", "engine", "int", None, "positions of the context", "--ctx", _env("CTX"), Bounds(1, 2**31 - 1),
-            default_text="prompt + ngen, at most the model's", counter="memory"),
+            default_text="prompt + ngen, at most the model's", counter="finish_reason"),
     Setting("kv", "engine", "choice", "auto", "number type of keys and values", "--kv", _env("COLI_KV"),
             _choices("auto", "f16", "f32"), counter="peak_memory_bytes"),
     Setting("threads", "engine", "int", None, "compute threads", "--threads", _env("COLI_THREADS"), Bounds(1, 4096),
