@@ -122,8 +122,8 @@ def find_shards(folder: Path) -> list[str]:
     `consolidated.*` (another layout of the same weights) is never read.
     """
     if _follow(folder / SINGLE):
-        return [SINGLE]
-    if _follow(folder / INDEX):
+        names = [SINGLE]
+    elif _follow(folder / INDEX):
         names = sorted(set(_weight_map(folder).values()))
     else:
         names = _numbered_shards(folder)

@@ -132,4 +132,6 @@ def _refuse(source: Source, names: Iterable[str], fault: str) -> None:
     found = sorted(names)
     if found:
         count = "1 tensor" if len(found) == 1 else f"{len(found)} tensors"
+        if len(found) > MAX_MISSING:
+            count = f"more than {MAX_MISSING} tensors"
         raise CheckpointError(f"{source.path}: {count} {fault}, first {found[0]}")
