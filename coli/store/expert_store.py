@@ -83,6 +83,9 @@ class ExpertStore:
             ReadError: (from the iterator) a record could not be read; the store stays usable.
         """
         self._end_union()
+        if self.residency[layer_idx][expert_ids].all():
+            self.touched(layer_idx, expert_ids, prefill=prefill)
+            return iter((np.sort(expert_ids[0]) if len(expert_ids) == 1 else np.unique(expert_ids),))
         if self._trace is not None:
             self._trace.union(layer_idx, expert_ids, prefill=prefill)
         plan = self.policy.request(layer_idx, expert_ids, prefill=prefill)
@@ -97,12 +100,10 @@ class ExpertStore:
 
     def touched(self, layer_idx: int, expert_ids: NDArray[np.int64], *, prefill: bool = False) -> None:
         """Account for a layer that ran entirely from `residency`; expert_ids (S, A)."""
-        if self._union is not None:
-            self._end_union()
+        self._end_union()
         if self._trace is not None:
             self._trace.union(layer_idx, expert_ids, prefill=prefill)
-        plan = self.policy.request(layer_idx, expert_ids, prefill=prefill)
-        assert not plan.admissions, "touched() is for layers whose experts were all resident"
+        self.policy.touched(layer_idx, expert_ids, prefill=prefill)
 
     def settle(self, committed_rows: int | Sequence[int] | NDArray[np.int64]) -> None:
         """End a forward: `committed_rows` (a count of leading rows, or row indices) were kept."""

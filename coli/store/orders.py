@@ -6,7 +6,7 @@ O(log n) amortised. `LruOrder` is what the engine runs; the others are there to 
 
 import heapq
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from collections.abc import Set as AbstractSet
 from typing import Protocol
 
@@ -30,6 +30,10 @@ class EvictionOrder(Protocol):
 
     def touch(self, key: int, rows: int) -> None:
         """A resident key is used again."""
+        ...
+
+    def touch_all(self, keys: Sequence[int]) -> None:
+        """Resident keys are used again, outside of a request, one after the other."""
         ...
 
     def victim(self, keep: AbstractSet[int]) -> int | None:
@@ -154,6 +158,11 @@ class LruOrder:
             self._before[key] = old
         self._stamps[key] = self._warm(old)  # only ever raised: the heap need not hear of it
 
+    def touch_all(self, keys: Sequence[int]) -> None:
+        first = self._clock + 1
+        self._clock += len(keys)
+        self._stamps.update(zip(keys, range(first, first + len(keys)), strict=True))
+
     def victim(self, keep: AbstractSet[int]) -> int | None:
         return self._heap.pop_least(keep)
 
@@ -176,7 +185,16 @@ class LruOrder:
         return self._clock
 
 
-class LfruOrder(LruOrder):
+class _OneByOne(LruOrder):
+    """Orders whose touches depend on each other."""
+
+    def touch_all(self, keys: Sequence[int]) -> None:
+        self.begin_request(scan=False, speculative=False)
+        for key in keys:
+            self.touch(key, 1)
+
+
+class LfruOrder(_OneByOne):
     """Frequency and recency in one number (LRFU, Lee et al. 2001): a use counts 1 and halves every `half_life` uses.
 
     The stamp is log2(sum of 2^(time of use / half_life)), so that stamps need no ageing.
@@ -191,7 +209,7 @@ class LfruOrder(LruOrder):
         return now if old is None or old < 0 else now + math.log2(1.0 + 2.0 ** (old - now))
 
 
-class SlruOrder(LruOrder):
+class SlruOrder(_OneByOne):
     """Segmented LRU: a second use protects; four fifths of the slots at most are protected."""
 
     def __init__(self, slots: int) -> None:

@@ -7,6 +7,8 @@ A key is `layer_idx * num_experts + expert_id`. Called by the one thread that ru
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
+from itertools import groupby
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,8 +19,7 @@ from coli.store.orders import EvictionOrder, LruOrder
 OVERLAP = 8
 
 
-@dataclass(frozen=True, slots=True)
-class Admission:
+class Admission(NamedTuple):
     """One miss: `expert_id` takes the place of `evicted` (a key), or a free one (None).
 
     `after_use`: the evicted key belongs to the same union and comes earlier in it: first it has to be used.
@@ -103,12 +104,13 @@ class ResidencyPolicy:
         self.num_experts = num_experts
         self.pools = [Pool(size.slots, size.transient_slots, order(size.slots)) for size in pool_sizes]
         self.pinned = frozenset(pinned)
-        self.counts = UnionCounts()
+        self._counts = UnionCounts()
         self.prefill_counts = UnionCounts()
         # Selections by committed rows, (L * E,): what the usage history learns from.
         self.usage: NDArray[np.int64] = np.zeros(num_layers * num_experts, np.int64)
         self._pool_of_layer = list(pool_of_layer)
-        self._forward: list[tuple[int, NDArray[np.int64]]] = []
+        self._forward: list[tuple[int, NDArray[np.int64]]] = []  # decode unions (layer, keys (S, A)) of this forward
+        self._untold = 0  # how many of the last of them the eviction orders have not heard of
 
     def pool_of(self, key: int) -> int:
         pool = self._pool_of_layer[key // self.num_experts]
@@ -117,8 +119,8 @@ class ResidencyPolicy:
 
     def request(self, layer_idx: int, expert_ids: NDArray[np.int64], *, prefill: bool) -> UnionPlan:
         """Decide hits, misses and evictions of one layer's union, expert_ids (S, A), and account for them."""
-        if self._forward and layer_idx <= self._forward[-1][0]:
-            self.settle(None)
+        self._begin(layer_idx)
+        self._tell()
         S = expert_ids.shape[0]
         if prefill:
             unique, row_counts = np.unique(expert_ids, return_counts=True)
@@ -129,12 +131,23 @@ class ResidencyPolicy:
             self._forward.append((layer_idx, expert_ids + layer_idx * self.num_experts))
         return self._place(layer_idx, union, rows, prefill, speculative=S > 1 and not prefill)
 
+    def touched(self, layer_idx: int, expert_ids: NDArray[np.int64], *, prefill: bool) -> None:
+        """`request` of a union whose experts are all resident, in a microsecond for one row."""
+        if prefill or expert_ids.shape[0] > 1:
+            plan = self.request(layer_idx, expert_ids, prefill=prefill)
+            assert not plan.admissions, "touched() is for unions that are wholly resident"
+            return
+        self._begin(layer_idx)
+        self._forward.append((layer_idx, expert_ids + layer_idx * self.num_experts))
+        self._untold += 1
+
     def settle(self, committed_rows: int | Sequence[int] | NDArray[np.int64] | None) -> None:
         """End a forward: count the committed rows' selections, demote what only the others used.
 
         Args:
             committed_rows: how many leading rows, or which rows, were committed; None: all.
         """
+        self._tell()
         counted = []
         for layer_idx, keys in self._forward:  # keys (S, A)
             if committed_rows is None:
@@ -152,6 +165,12 @@ class ResidencyPolicy:
         self._forward.clear()
         for pool in self.pools:
             pool.order.settled()
+
+    @property
+    def counts(self) -> UnionCounts:
+        """Of decode unions."""
+        self._tell()
+        return self._counts
 
     def discard(self, key: int) -> None:
         """Forget a resident key (its read failed or was given up); its place is free again."""
@@ -171,6 +190,30 @@ class ResidencyPolicy:
         """Cached keys of every pool, ascending; pins not included."""
         return sorted(key for pool in self.pools for key in pool.order.keys())  # noqa: SIM118
 
+    def _begin(self, layer_idx: int) -> None:
+        """A layer at or before the last one starts a new forward: without a settle, all rows were committed."""
+        if self._forward and layer_idx <= self._forward[-1][0]:
+            self.settle(None)
+
+    def _tell(self) -> None:
+        """Pass unions noted by `touched` on to the eviction orders, in bulk and before anything can depend on them."""
+        if not self._untold:
+            return
+        noted = self._forward[-self._untold :]
+        self._untold = 0
+        for pool_idx, group in groupby(noted, lambda union: self._pool_of_layer[union[0]]):
+            assert pool_idx is not None
+            unions = np.sort(np.concatenate([keys for _, keys in group]), axis=1)
+            touched = unions.ravel().tolist()
+            pins = 0
+            if self.pinned:
+                evictable = [key for key in touched if key not in self.pinned]
+                pins, touched = len(touched) - len(evictable), evictable
+            self.pools[pool_idx].order.touch_all(touched)
+            self._counts.unions += len(unions)
+            self._counts.pinned_hits += pins
+            self._counts.hits += pins + len(touched)
+
     def _order(self, layer_idx: int) -> EvictionOrder:
         pool = self._pool_of_layer[layer_idx]
         assert pool is not None
@@ -187,7 +230,7 @@ class ResidencyPolicy:
         pool = self.pools[pool_idx]
         order = pool.order
         order.begin_request(scan=prefill, speculative=speculative)
-        counts = self.prefill_counts if prefill else self.counts
+        counts = self.prefill_counts if prefill else self._counts
         admissions: list[Admission] = []
         dropped: list[int] = []
         cached: list[int] = []
