@@ -5,12 +5,12 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import sys
 import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from coli.cli.streams import write_output
 from coli.errors import OptionError
 
 STDOUT = Path("-")
@@ -32,8 +32,7 @@ def write_json(path: Path, value: Mapping[str, Any]) -> None:
     """Write `value` and a newline. A regular file appears under its name only when it is complete."""
     data = json.dumps(value, ensure_ascii=False, allow_nan=False).encode("utf-8", "replace") + b"\n"
     if path == STDOUT:
-        sys.stdout.buffer.write(data)
-        sys.stdout.buffer.flush()
+        write_output(data)
     elif path.exists() and not path.is_file():  # a pipe or a device: nothing to rename
         with path.open("wb") as file:
             file.write(data)

@@ -27,6 +27,17 @@ def write_error(line: str) -> None:
         click.echo(line.encode("utf-8", "replace") + b"\n", file=sys.stderr.buffer, nl=False)
 
 
+def write_output(data: bytes) -> None:
+    """Bytes on standard output, now. Raises BrokenPipeError when nobody reads any more."""
+    try:
+        sys.stdout.buffer.write(data)
+        sys.stdout.buffer.flush()
+    except BrokenPipeError:
+        raise
+    except OSError as error:
+        raise OSError(error.errno, error.strerror, "standard output") from None
+
+
 @dataclass(slots=True)
 class Streams:
     """Standard output and error of one command."""
@@ -42,8 +53,7 @@ class Streams:
         if not piece:
             return
         self.clear_progress()
-        sys.stdout.buffer.write(piece.encode("utf-8", "replace"))
-        sys.stdout.buffer.flush()
+        write_output(piece.encode("utf-8", "replace"))
         self._last = piece[-1]
 
     def end_text(self, anything: bool) -> None:
