@@ -1,0 +1,19 @@
+"""The stages a run needs, for `runtime.warm`; the others (convert, tests) compile when first used."""
+
+from coli.kernels.activations import PACK_QUANTIZED, PACK_ROWS, QUANTIZE_ROWS
+from coli.kernels.attention import ATTENTION, COPY_SLOTS, KV_APPEND
+from coli.kernels.elementwise import COUNT_BAD, FUNCTIONS, POINTWISE, RMS_NORM, SWIGLU
+from coli.kernels.matmul import RUN_JOBS
+from coli.kernels.microkernel import TILE
+from coli.kernels.moe import ACCUMULATE, COMBINE
+from coli.kernels.noise import ARGMAX, CANDIDATES, GUMBEL
+from coli.kernels.outer import OUTER
+from coli.kernels.quantize import EMBED_ROWS, QUANTIZE
+from coli.kernels.rope import APPLY_ROPE, ROPE_TABLE
+from coli.kernels.routing import ROUTE
+
+RUN = (
+    TILE, OUTER, RUN_JOBS, ATTENTION, PACK_ROWS, QUANTIZE_ROWS, PACK_QUANTIZED, KV_APPEND, COPY_SLOTS,
+    RMS_NORM, POINTWISE, SWIGLU, COUNT_BAD, FUNCTIONS, ROPE_TABLE, APPLY_ROPE, ROUTE, COMBINE, ACCUMULATE, EMBED_ROWS, ARGMAX, CANDIDATES,
+)  # fmt: skip
+ALL = (*RUN, QUANTIZE, GUMBEL)

@@ -1,0 +1,386 @@
+"""Suffix search in a sorted index of n-grams, and drafts from the successors of all orders.
+
+An index is a sequence of ids and its positions sorted by the ids before them, read backwards (coli.drafts.suffix_order),
+so the occurrences of a context of any order are one range. Ranges of at least 256 have their successors summed up.
+Nothing here reaches a logit: a draft is only a guess.
+"""
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from coli.kernels.runtime import Stage, address, arguments, device
+from coli.kernels.simd import load_f32, load_f64, load_i32, load_i64, store_f64, store_i64
+from coli.kernels.transcendental import exp64, log64
+
+MAX_ORDER = 10
+ATTENTIVE, SINGLE_ORDER, WITTEN_BELL = 0, 1, 2
+HEAVY = 256  # ranges of this size have an entry among the heavy contexts
+SLOTS = 8192  # of the accumulator: at most 10 orders x 256 successors are in it
+MAX_DRAFTED = 63
+RELIABLE = 16  # occurrences beyond which a context counts as no more reliable
+
+# words of the index block: 0 tokens, 1 their number, 2 positions, 3 their number, 4 first, 5 vocabulary, then of the heavy
+# contexts 6 keys, 7 their number, 8 latest, 9 types, 10 entropy, 11 first, 12 ids, 13 counts, 14 number of ids
+# A file may be damaged where nobody looked: whatever is read from it is brought into range before it is an index.
+
+
+@device
+def _word(index, i):
+    return load_i64(index + 8 * i)
+
+
+@device
+def _u32(at):
+    return np.int64(load_i32(at)) & 0xFFFFFFFF
+
+
+@device
+def _id_before(index, place, distance):
+    """The id `distance` before the position at `place` of the sorted order."""
+    at = min(_u32(_word(index, 2) + 4 * place), _word(index, 1) - 1) - distance
+    return np.int64(load_i32(_word(index, 0) + 4 * max(at, 0)))
+
+
+@device
+def _bound(index, low, high, distance, wanted):
+    """First place of [low, high) whose id `distance` before is at least `wanted`."""
+    while low < high:
+        middle = (low + high) >> 1
+        if _id_before(index, middle, distance) < wanted:
+            low = middle + 1
+        else:
+            high = middle
+    return low
+
+
+@device
+def _narrow(index, low, high, distance, wanted):
+    """The part of [low, high) whose id `distance` before is `wanted`."""
+    while low < high:
+        middle = (low + high) >> 1
+        found = _id_before(index, middle, distance)
+        if found == wanted:
+            return (
+                _bound(index, low, middle, distance, wanted),
+                _bound(index, middle + 1, high, distance, wanted + 1),
+            )
+        if found < wanted:
+            low = middle + 1
+        else:
+            high = middle
+    return low, low
+
+
+@device
+def _ranges(index, context, n, depth, out):
+    """Ranges of the last 1..depth ids of context i64 (n,), to out i64 (depth, 2); returns how many are not empty."""
+    if n < 1 or depth < 1:
+        return 0
+    newest = load_i64(context + 8 * (n - 1))
+    if newest < 0 or newest >= _word(index, 5):
+        return 0
+    low, high = load_i64(_word(index, 4) + 8 * newest), load_i64(_word(index, 4) + 8 * newest + 8)
+    low, high = max(low, 0), min(high, _word(index, 3))
+    order = 0
+    while low < high:
+        store_i64(out + 16 * order, low)
+        store_i64(out + 16 * order + 8, high)
+        order += 1
+        if order >= depth or order >= n:
+            break
+        low, high = _narrow(index, low, high, order + 1, load_i64(context + 8 * (n - 1 - order)))
+    return order
+
+
+@device
+def _heavy(index, low, high, order):
+    """Entry of the heavy context of this range, or -1 if it is a light one."""
+    if high - low < 256:
+        return -1
+    keys, left, right = _word(index, 6), 0, _word(index, 7)
+    wanted = low << 4 | order
+    while left < right:
+        middle = (left + right) >> 1
+        if load_i64(keys + 8 * middle) < wanted:
+            left = middle + 1
+        else:
+            right = middle
+    return left if left < _word(index, 7) and load_i64(keys + 8 * left) == wanted else -1
+
+
+def _search(args, part, parts):
+    """args: index, context, n, depth, ranges (depth, 2), out (orders matched, latest position of the longest)."""
+    index, ranges, out = load_i64(args), load_i64(args + 32), load_i64(args + 40)
+    order = _ranges(index, load_i64(args + 8), load_i64(args + 16), load_i64(args + 24), ranges)
+    latest = -1
+    if order > 0:
+        low, high = load_i64(ranges + 16 * order - 16), load_i64(ranges + 16 * order - 8)
+        entry = _heavy(index, low, high, order)
+        if entry >= 0:
+            latest = _u32(_word(index, 8) + 4 * entry)
+        else:  # also a long range of an order that is not summed up
+            for place in range(low, high):
+                latest = max(latest, _u32(_word(index, 2) + 4 * place))
+    store_i64(out, order)
+    store_i64(out + 8, min(latest, _word(index, 1) - 1))
+
+
+SEARCH = Stage(_search)
+
+
+@device
+def _add(table, token, amount, used):
+    """Add to the accumulator; returns the number of slots in use. table: keys i64, values f64, used slots i64."""
+    slot = (token * 0x9E3779B1 >> 7) & 8191
+    while True:
+        key = load_i64(table + 8 * slot)
+        if key == token:
+            store_f64(table + 65536 + 8 * slot, load_f64(table + 65536 + 8 * slot) + amount)
+            return used
+        if key < 0:
+            store_i64(table + 8 * slot, token)
+            store_f64(table + 65536 + 8 * slot, amount)
+            store_i64(table + 131072 + 8 * used, slot)
+            return used + 1
+        slot = (slot + 1) & 8191
+
+
+@device
+def _clear(table, used):
+    for i in range(used):
+        store_i64(table + 8 * load_i64(table + 131072 + 8 * i), -1)
+
+
+@device
+def _summarize(index, table, low, high, entry, ids):
+    """(successors kept, distinct successors, entropy in nats) of a range; those of a light one go to ids (id, count)."""
+    if entry >= 0:
+        first, last = load_i64(_word(index, 11) + 8 * entry), load_i64(_word(index, 11) + 8 * entry + 8)
+        kept = min(max(last, 0), _word(index, 14)) - max(first, 0)
+        nats = np.float64(load_f32(_word(index, 10) + 4 * entry))
+        return min(max(kept, 0), 256), _u32(_word(index, 9) + 4 * entry), nats if nats == nats else 0.0
+    used = 0
+    for place in range(low, min(high, low + 256)):
+        token = _id_before(index, place, 0)
+        if token >= 0:
+            used = _add(table, token, 1.0, used)
+    spread = 0.0
+    for i in range(used):
+        slot = load_i64(table + 131072 + 8 * i)
+        count = load_f64(table + 65536 + 8 * slot)
+        store_i64(ids + 16 * i, load_i64(table + 8 * slot))
+        store_i64(ids + 16 * i + 8, np.int64(count))
+        if count > 1.0:
+            spread += count * log64(count)
+    _clear(table, used)
+    total = np.float64(high - low)
+    return used, used, log64(total) - spread / total
+
+
+@device
+def _weights(orders, mode, order_bias, temperature, reliability, penalty, ranges, types, entropy, weights):
+    """Weights (sum 1) of the matched orders 1..orders."""
+    if mode == 1:
+        for o in range(orders):
+            store_f64(weights + 8 * o, 1.0 if o == orders - 1 else 0.0)
+        return
+    total = 0.0
+    if mode == 2:
+        rest = 1.0
+        for o in range(orders - 1, -1, -1):
+            n = np.float64(load_i64(ranges + 16 * o + 8) - load_i64(ranges + 16 * o))
+            t = np.float64(load_i64(types + 8 * o))
+            store_f64(weights + 8 * o, rest * n / (n + t))
+            total += rest * n / (n + t)
+            rest *= t / (n + t)
+    else:
+        peak = -1e300
+        for o in range(orders):
+            n = min(load_i64(ranges + 16 * o + 8) - load_i64(ranges + 16 * o), 16)
+            score = order_bias * (o + 1) + reliability * log64(np.float64(1 + n))
+            score = (score - penalty * load_f64(entropy + 8 * o)) / temperature
+            store_f64(weights + 8 * o, score)
+            peak = max(peak, score)
+        for o in range(orders):
+            w = exp64(load_f64(weights + 8 * o) - peak)
+            store_f64(weights + 8 * o, w)
+            total += w
+    for o in range(orders):
+        store_f64(weights + 8 * o, load_f64(weights + 8 * o) / total)
+
+
+@device
+def _mix(index, table, orders, ranges, kept, entries, weights, ids):
+    """Put the mixture into the accumulator; returns (slots in use, mass)."""
+    used, mass = 0, 0.0
+    for o in range(orders):
+        size = load_i64(ranges + 16 * o + 8) - load_i64(ranges + 16 * o)
+        share = load_f64(weights + 8 * o) / np.float64(size)
+        if share == 0.0:
+            continue
+        entry = load_i64(entries + 8 * o)
+        first = max(load_i64(_word(index, 11) + 8 * entry), 0) if entry >= 0 else 0
+        for i in range(load_i64(kept + 8 * o)):
+            if entry >= 0:
+                token = np.int64(load_i32(_word(index, 12) + 4 * (first + i)))
+                count = _u32(_word(index, 13) + 4 * (first + i))
+            else:
+                token = load_i64(ids + 4096 * o + 16 * i)
+                count = load_i64(ids + 4096 * o + 16 * i + 8)
+            if token >= 0:
+                used = _add(table, token, share * np.float64(count), used)
+                mass += share * np.float64(count)
+    return used, mass
+
+
+def _draft(args, part, parts):
+    """args: index, context (n + k), n, depth, mode, order bias, temperature, reliability, penalty, k, scratch,
+    ids i64 (k), probabilities f64 (k), orders i64 (k), law ids i64, law probabilities f64, out (drafted, law size)."""
+    index, context, n, depth = load_i64(args), load_i64(args + 8), load_i64(args + 16), load_i64(args + 24)
+    mode, order_bias, temperature = load_i64(args + 32), load_f64(args + 40), load_f64(args + 48)
+    reliability, penalty, k = load_f64(args + 56), load_f64(args + 64), load_i64(args + 72)
+    table = load_i64(args + 80)  # keys, values, used slots (8192 each); then 10 of: ranges (2), kept, entry, types,
+    ranges = table + 3 * 65536  # entropy, weight; then 10 x 256 successors of light contexts (id, count)
+    kept, entries, types, entropy = ranges + 160, ranges + 240, ranges + 320, ranges + 400
+    weights, light = ranges + 480, ranges + 560
+    used, mass, drafted = 0, 1.0, 0
+    while drafted < k:
+        _clear(table, used)
+        used = 0
+        orders = _ranges(index, context, n + drafted, depth, ranges)
+        if orders == 0:
+            break
+        for o in range(orders):
+            if mode == 1 and o < orders - 1:
+                continue
+            low, high = load_i64(ranges + 16 * o), load_i64(ranges + 16 * o + 8)
+            entry = _heavy(index, low, high, o + 1)
+            keep, distinct, nats = _summarize(index, table, low, high, entry, light + 4096 * o)
+            store_i64(kept + 8 * o, keep)
+            store_i64(entries + 8 * o, entry)
+            store_i64(types + 8 * o, distinct)
+            store_f64(entropy + 8 * o, nats)
+        _weights(orders, mode, order_bias, temperature, reliability, penalty, ranges, types, entropy, weights)
+        used, mass = _mix(index, table, orders, ranges, kept, entries, weights, light)
+        best, best_value = -1, 0.0
+        for i in range(used):
+            slot = load_i64(table + 131072 + 8 * i)
+            token, value = load_i64(table + 8 * slot), load_f64(table + 65536 + 8 * slot)
+            if value > best_value or (value == best_value and token < best):
+                best, best_value = token, value
+        if best < 0:
+            break
+        store_i64(load_i64(args + 88) + 8 * drafted, best)
+        store_f64(load_i64(args + 96) + 8 * drafted, best_value / mass)
+        store_i64(load_i64(args + 104) + 8 * drafted, orders)
+        store_i64(context + 8 * (n + drafted), best)
+        drafted += 1
+    law_ids, law, out = load_i64(args + 112), load_i64(args + 120), load_i64(args + 128)
+    if law_ids != 0:
+        for i in range(used):
+            slot = load_i64(table + 131072 + 8 * i)
+            store_i64(law_ids + 8 * i, load_i64(table + 8 * slot))
+            store_f64(law + 8 * i, load_f64(table + 65536 + 8 * slot) / mass)
+    _clear(table, used)
+    store_i64(out, drafted)
+    store_i64(out + 8, used)
+
+
+DRAFT = Stage(_draft)
+
+
+# ------------------------------------------------------------------ entries
+class IndexArrays:
+    """One index in memory or mapped, and the scratch memory of searches in it. One thread at a time.
+
+    tokens int32 (n,), ids and separators (-1), the first MAX_ORDER separators; positions uint32 (m,); first int64 (V + 1,)
+    range of the positions behind each id; of the contexts with at least HEAVY occurrences keys int64 (h,) start << 4 |
+    order ascending, latest uint32 (h,), types uint32 (h,), entropy float32 (h,), heavy_first int64 (h + 1,) range in ids
+    int32 (e,) and counts uint32 (e,), at most 256 successors a context, best first. Values out of range give wrong
+    drafts, never a wrong access. A context beyond the summed-up orders must not be asked of `draft` and `law`."""
+
+    def __init__(self, tokens, positions, first, keys, latest, types, entropy, heavy_first, ids, counts):
+        self._arrays = (tokens, positions, first, keys, latest, types, entropy, heavy_first, ids, counts)
+        for array, dtype in zip(self._arrays, ("i4", "u4", "i8", "i8", "u4", "u4", "f4", "i8", "i4", "u4"), strict=True):
+            assert array.dtype == np.dtype(dtype) and array.ndim == 1 and array.flags.c_contiguous
+        assert len(heavy_first) == len(keys) + 1 and len(ids) == len(counts) and len(tokens) > 0 and len(first) > 0
+        assert len(latest) == len(types) == len(entropy) == len(keys)
+        self._block = arguments(
+            address(tokens), len(tokens), address(positions), len(positions), address(first), len(first) - 1,
+            address(keys), len(keys), address(latest), address(types), address(entropy), address(heavy_first),
+            address(ids), address(counts), len(ids),
+        )  # fmt: skip
+        self._context = np.empty(MAX_ORDER + MAX_DRAFTED, np.int64)
+        self._ranges, self._out = np.empty((MAX_ORDER, 2), np.int64), np.empty(2, np.int64)
+        self._scratch = np.zeros(3 * SLOTS + 70 + MAX_ORDER * 2 * HEAVY, np.int64)
+        self._scratch[:SLOTS] = -1
+        self._ids, self._orders = np.empty(MAX_DRAFTED, np.int64), np.empty(MAX_DRAFTED, np.int64)
+        self._chances = np.empty(MAX_DRAFTED, np.float64)
+        self._search_block = arguments(
+            address(self._block), address(self._context), 0, 0, address(self._ranges), address(self._out)
+        )
+
+    def _load(self, context, depth):
+        """The last ids of `context` into the buffer; returns their number."""
+        recent = context[-depth:]
+        self._context[: len(recent)] = recent
+        return len(recent)
+
+    def search(self, context: Sequence[int], depth: int) -> tuple[np.ndarray, int]:
+        """Ranges int64 (orders, 2) of the last 1, 2 .. depth ids of `context`, as far as they occur (valid until the
+        next call), and the highest position that follows the longest one (-1: none)."""
+        assert 1 <= depth <= MAX_ORDER
+        self._search_block[2] = self._load(context, depth)
+        self._search_block[3] = depth
+        SEARCH.run(self._search_block)
+        orders, latest = self._out.tolist()
+        return self._ranges[:orders], latest
+
+    def draft(
+        self,
+        context: Sequence[int],
+        k: int,
+        max_order: int,
+        mode: int,
+        order_bias: float = 1.0,
+        temperature: float = 1.0,
+        reliability: float = 1.0,
+        penalty: float = 0.5,
+    ) -> tuple[list[int], list[float], list[int]]:
+        """Up to k ids, each the likeliest behind `context` and the ones before; fewer where nothing matches.
+
+        Returns the ids, their probabilities and the longest matching orders.
+        mode ATTENTIVE weighs order o by softmax((order_bias o + reliability ln(1 + min(N, 16)) - penalty H) /
+        temperature) with N occurrences and successor entropy H nats; SINGLE_ORDER takes the longest alone; WITTEN_BELL
+        gives order o N / (N + T) of what longer ones left, with T distinct successors. Laws are counts / N over the
+        256 most frequent successors, the mixture is renormalized. Equal probabilities: the lowest id."""
+        knobs = float(order_bias), float(temperature), float(reliability), float(penalty)
+        drafted, _ = self._draft(context, k, max_order, mode, knobs, 0, 0)
+        return self._ids[:drafted].tolist(), self._chances[:drafted].tolist(), self._orders[:drafted].tolist()
+
+    def law(
+        self,
+        context: Sequence[int],
+        max_order: int,
+        mode: int,
+        order_bias: float = 1.0,
+        temperature: float = 1.0,
+        reliability: float = 1.0,
+        penalty: float = 0.5,
+    ) -> tuple[np.ndarray, np.ndarray]:
+        """ids int64 (m,) and probabilities float64 (m,) of the mixture behind context, in no order; empty if unknown."""
+        knobs = float(order_bias), float(temperature), float(reliability), float(penalty)
+        ids, chances = np.empty(MAX_ORDER * HEAVY, np.int64), np.empty(MAX_ORDER * HEAVY, np.float64)
+        _, used = self._draft(context, 1, max_order, mode, knobs, address(ids), address(chances))
+        return ids[:used], chances[:used]
+
+    def _draft(self, context, k, max_order, mode, knobs, law_ids, law):
+        assert 1 <= max_order <= MAX_ORDER and 0 <= k <= MAX_DRAFTED
+        n = self._load(context, max_order)
+        block = arguments(
+            address(self._block), address(self._context), n, max_order, mode, *knobs, k, address(self._scratch),
+            address(self._ids), address(self._chances), address(self._orders), law_ids, law, address(self._out),
+        )  # fmt: skip
+        DRAFT.run(block)
+        return self._out.tolist()

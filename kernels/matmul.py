@@ -1,0 +1,112 @@
+"""out[s, r] = sum_k W[r, k] x[s, k] (+ bias[r]) for any number of matrices in one parallel launch.
+
+Weights are addressed, in tiles of 16 rows (rows padded to 16, columns to 32 with zero weights):
+    q4   per tile and group of 32 k: 256 bytes = 4 chunks of 64; chunk j, byte 4r+b holds k = 8j+b (low nibble) and
+         8j+4+b (high nibble) of row r; value (nibble - 8) * scale
+    q8   512 bytes = 8 chunks; chunk j, byte 4r+b = q[row r, k = 4j+b] + 128; value q * scale
+    f32  [tile][k][16] float32
+    scales (q4, q8): fp16 [tile][group][16], a separate array
+Per output element: one chain of fma over the groups (q4, q8) or over k (f32), ascending; the bias is added last.
+Threads take whole tiles, never a part of a sum: bits do not depend on S, threads, or what else is in the launch.
+"""
+
+import numpy as np
+
+from coli.kernels.activations import x_bytes
+from coli.kernels.microkernel import TILE, call_tile
+from coli.kernels.outer import OUTER, call_outer
+from coli.kernels.runtime import Stage, address, arguments, device
+from coli.kernels.simd import fadd, load_f32x16, load_i64, store_f32x16
+
+KIND_F32, KIND_Q8, KIND_Q4 = 0, 1, 2
+WEIGHT_BYTES = (16 * 32 * 4, 512, 256)  # per tile and group, by kind
+JOB_COLUMNS = 10
+(JOB_KIND, JOB_WEIGHTS, JOB_SCALES, JOB_TILES, JOB_GROUPS, JOB_ROWS, JOB_X, JOB_OUT, JOB_STRIDE, JOB_BIAS) = range(10)
+L2_BYTES = 256 * 1024  # of activations per pass over the weights
+__all__ = ["JOB_COLUMNS", "KIND_F32", "KIND_Q4", "KIND_Q8", "job_table", "run_jobs", "x_bytes"]
+
+
+def _run_jobs(args, part, parts):
+    """args: jobs (J, 10), J, x, out, addresses of TILE and OUTER."""
+    jobs, count, x, out = load_i64(args), load_i64(args + 8), load_i64(args + 16), load_i64(args + 24)
+    tile, outer = load_i64(args + 32), load_i64(args + 40)
+    total = 0
+    for j in range(count):
+        job = jobs + 80 * j
+        total += load_i64(job + 24) * _tile_cost(load_i64(job), load_i64(job + 32), load_i64(job + 40))
+    first, stop = total * part // parts, total * (part + 1) // parts
+    done = 0
+    for j in range(count):
+        job = jobs + 80 * j
+        kind, tiles, groups, rows = load_i64(job), load_i64(job + 24), load_i64(job + 32), load_i64(job + 40)
+        cost = _tile_cost(kind, groups, rows)
+        # a tile belongs to the part that holds the first unit of its cost
+        t0 = min(max((first - done + cost - 1) // cost, 0), tiles)
+        t1 = min(max((stop - done + cost - 1) // cost, 0), tiles)
+        done += tiles * cost
+        if t0 < t1 and rows > 0:
+            _run_tiles(
+                tile, outer, job, kind, t0, t1, groups, rows, x + load_i64(job + 48), out + 4 * load_i64(job + 56)
+            )
+
+
+@device
+def _tile_cost(kind, groups, rows):
+    """Relative time of one tile: streaming its weights plus the products of its rows."""
+    if kind == 0:
+        return groups * (24 + 16 * rows)
+    return groups * ((8 if kind == 1 else 5) + 3 * rows)
+
+
+@device
+def _run_tiles(tile, outer, job, kind, t0, t1, groups, rows, x, out):
+    """Tiles t0 .. t1-1 of one job; blocks of activations are taken in spans that stay in the second-level cache."""
+    weights, scales = load_i64(job + 8), load_i64(job + 16)
+    stride, bias = load_i64(job + 64), load_i64(job + 72)
+    if kind == 0:
+        k = groups * 32
+        for t in range(t0, t1, 4):
+            some = min(4, t1 - t)
+            call_outer(
+                outer, 0, rows, some, x, k * 4, weights + t * k * 64, 64, k * 64, k, out + 64 * t, stride * 4, 64, 1
+            )
+    else:
+        blocks = max(1, (rows + 15) // 16)
+        base, extra = rows // blocks, rows % blocks
+        span = max(1, 262144 // (16 * groups * 40))
+        step = 512 if kind == 1 else 256
+        for i0 in range(0, blocks, span):
+            for t in range(t0, t1):
+                w, ws, o = weights + t * groups * step, scales + t * groups * 32, out + 64 * t
+                for i in range(i0, min(blocks, i0 + span)):
+                    s0 = i * base + min(i, extra)
+                    n = base + 1 if i < extra else base
+                    call_tile(tile, kind, n, w, ws, x + s0 * groups * 40, groups, o + 4 * s0 * stride, stride)
+    if bias != 0:
+        for s in range(rows):
+            for t in range(t0, t1):
+                o = out + 4 * s * stride + 64 * t
+                store_f32x16(o, fadd(load_f32x16(o), load_f32x16(bias + 64 * t)))
+
+
+RUN_JOBS = Stage(_run_jobs)
+
+
+def run_jobs(jobs: np.ndarray, x: np.ndarray, out: np.ndarray, threads: int) -> None:
+    """Run every job; jobs int64 (J, 10), x uint8 buffer of packed activations, out float32 buffer.
+
+    Columns: 0 kind, 1 weights address, 2 scales address, 3 tiles, 4 groups (columns / 32), 5 rows S, 6 byte offset of
+    this job's block in x, 7 element offset in out, 8 elements between rows of out (>= 16 * tiles), 9 address of the
+    float32 bias (16 * tiles values) or 0. Jobs must not overlap in out."""
+    assert jobs.dtype == np.int64
+    assert jobs.shape[1:] == (JOB_COLUMNS,)
+    assert jobs.flags.c_contiguous
+    assert out.dtype == np.float32
+    assert out.flags.c_contiguous
+    assert x.flags.c_contiguous
+    RUN_JOBS.run(arguments(address(jobs), len(jobs), address(x), address(out), TILE.address, OUTER.address), threads)
+
+
+def job_table(count: int) -> np.ndarray:
+    """An empty table of jobs, int64 (count, 10)."""
+    return np.zeros((count, JOB_COLUMNS), np.int64)

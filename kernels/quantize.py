@@ -1,0 +1,296 @@
+"""Weights: float32 to q4 or q8 groups of 32, and the packed layouts of matmul.py.
+
+q4   w = (nibble - 8) * scale. Of a fixed list of starting scales, each gives integers, these the least-squares scale
+     (rounded to fp16), this again integers; the smallest (importance-weighted) squared error wins, the first of equals.
+q8   w = q * scale, scale = max|w| / 127 in fp16, q = round half to even of w / scale, in [-127, 127].
+All sums run in 16 lanes and a fixed tree, in float32: the same bytes on every machine.
+"""
+
+import numpy as np
+
+from coli.kernels.matmul import KIND_F32, KIND_Q4, KIND_Q8
+from coli.kernels.runtime import Stage, address, arguments, device
+from coli.kernels.simd import (
+    abs_bits,
+    bits_f32,
+    f32_bits,
+    f32_from_half,
+    fma,
+    fmax,
+    fmin,
+    fmul,
+    half_from_f32,
+    hmax_i32,
+    hsum_f32,
+    iadd,
+    imax,
+    load_f32,
+    load_f32x16,
+    load_i64,
+    load_u8,
+    load_u16,
+    rint,
+    rint_i32,
+    splat_f32,
+    splat_i32,
+    store_f32,
+    store_i8x16,
+    store_i64,
+    store_u16,
+)
+
+ROWS, GROUP = 16, 32
+REPORT = ("weights that are NaN or inf", "groups whose scale overflows float16", "groups whose scale vanishes")
+# Starting points: the largest weight lands on this integer. Chosen by measured error (docs/experiments.md).
+STARTS = np.array([-8.0, -7.4, -8.6, -6.8, -9.3, -7.7, -8.3, -7.1, 7.0, 7.5, 6.5, 8.0, -9.9, -6.2], np.float32)
+
+
+@device
+def _finite_scale(scale, counts):
+    """Round to fp16; an overflow is clamped to the largest finite value and counted."""
+    half = half_from_f32(scale)
+    if (np.int64(half) & 0x7C00) == 0x7C00:
+        store_i64(counts + 8, load_i64(counts + 8) + 1)
+        half = np.uint16((np.int64(half) & 0x8000) | 0x7BFF)
+    return half
+
+
+@device
+def _q4_group(w, importance, starts, count, counts, nibbles):
+    """32 weights at w -> 32 bytes of 0..15 at nibbles; returns the fp16 scale."""
+    a, b = load_f32x16(w), load_f32x16(w + 64)
+    top = hmax_i32(imax(abs_bits(a), abs_bits(b)))
+    if top == 0 or top >= 0x7F800000:
+        if top != 0:
+            store_i64(counts, load_i64(counts) + 1)
+        store_i8x16(nibbles, splat_i32(np.int32(8)))
+        store_i8x16(nibbles + 16, splat_i32(np.int32(8)))
+        return np.uint16(0)
+    ia, ib = splat_f32(np.float32(1)), splat_f32(np.float32(1))
+    if importance != 0:
+        ia, ib = load_f32x16(importance), load_f32x16(importance + 64)
+    peak = f32_bits(top)
+    for i in range(32):  # the sign of the first largest weight
+        v = load_f32(w + 4 * i)
+        if (bits_f32(v) & 0x7FFFFFFF) == top:
+            peak = v
+            break
+    low, high = splat_f32(np.float32(-8)), splat_f32(np.float32(7))
+    wa, wb = fmul(ia, a), fmul(ib, b)
+    best_error, best = np.float32(np.inf), np.uint16(0)
+    for i in range(count):
+        # clamped before use: a subnormal peak would make the inverse infinite
+        inv = splat_f32(min(max(load_f32(starts + 4 * i) / peak, np.float32(-1e38)), np.float32(1e38)))
+        qa = fmin(fmax(rint(fmul(a, inv)), low), high)
+        qb = fmin(fmax(rint(fmul(b, inv)), low), high)
+        cross = hsum_f32(fma(wa, qa, fmul(wb, qb)))
+        square = hsum_f32(fma(fmul(ia, qa), qa, fmul(fmul(ib, qb), qb)))
+        if square > np.float32(0):
+            half = half_from_f32(cross / square)
+            scale = f32_from_half(half)
+            if scale != np.float32(0) and (np.int64(half) & 0x7C00) != 0x7C00:
+                inv2 = splat_f32(np.float32(1) / scale)
+                step = splat_f32(-scale)
+                qa = fmin(fmax(rint(fmul(a, inv2)), low), high)
+                qb = fmin(fmax(rint(fmul(b, inv2)), low), high)
+                ea, eb = fma(qa, step, a), fma(qb, step, b)
+                error = hsum_f32(fma(fmul(ia, ea), ea, fmul(fmul(ib, eb), eb)))
+                if error < best_error:
+                    best_error, best = error, half
+    if best == 0:  # every scale rounds to zero, overflows, or all importance is zero
+        best = _finite_scale(peak / np.float32(-8), counts)
+        if best & np.uint16(0x7FFF) == 0:
+            store_i64(counts + 16, load_i64(counts + 16) + 1)
+    scale = f32_from_half(best)
+    inv = splat_f32(np.float32(1) / scale if scale != np.float32(0) else np.float32(0))
+    eight = splat_i32(np.int32(8))
+    store_i8x16(nibbles, iadd(rint_i32(fmin(fmax(fmul(a, inv), low), high)), eight))
+    store_i8x16(nibbles + 16, iadd(rint_i32(fmin(fmax(fmul(b, inv), low), high)), eight))
+    return best
+
+
+@device
+def _q8_group(w, counts, q):
+    """32 weights at w -> 32 int8 at q; returns the fp16 scale."""
+    a, b = load_f32x16(w), load_f32x16(w + 64)
+    top = hmax_i32(imax(abs_bits(a), abs_bits(b)))
+    half = np.uint16(0)
+    if top >= 0x7F800000:
+        store_i64(counts, load_i64(counts) + 1)
+    elif top > 0:
+        half = _finite_scale(f32_bits(top) / np.float32(127), counts)
+        if half == 0:
+            store_i64(counts + 16, load_i64(counts + 16) + 1)
+    scale = f32_from_half(half)
+    inv = splat_f32(np.float32(1) / scale if scale != np.float32(0) else np.float32(0))
+    low, high = splat_f32(np.float32(-127)), splat_f32(np.float32(127))
+    if half == 0:
+        a, b = splat_f32(np.float32(0)), splat_f32(np.float32(0))
+    store_i8x16(q, rint_i32(fmin(fmax(fmul(a, inv), low), high)))
+    store_i8x16(q + 16, rint_i32(fmin(fmax(fmul(b, inv), low), high)))
+    return half
+
+
+def _quantize(args, part, parts):
+    """args: kind, w, rows, groups, importance, starts, count, q, scales, counts (parts, 3)."""
+    kind, w, rows, groups = load_i64(args), load_i64(args + 8), load_i64(args + 16), load_i64(args + 24)
+    importance, starts, count = load_i64(args + 32), load_i64(args + 40), load_i64(args + 48)
+    q, scales, counts = load_i64(args + 56), load_i64(args + 64), load_i64(args + 72) + 24 * part
+    for i in range(rows * part // parts * groups, rows * (part + 1) // parts * groups):
+        if kind == 1:
+            half = _q8_group(w + 128 * i, counts, q + 32 * i)
+        else:
+            column = importance + 128 * (i % groups) if importance != 0 else 0
+            half = _q4_group(w + 128 * i, column, starts, count, counts, q + 32 * i)
+        store_u16(scales + 2 * i, half)
+
+
+QUANTIZE = Stage(_quantize)
+
+
+def _embed_rows(args, part, parts):
+    """args: kind, weights, scales, ids, n, groups, cols, out, stride."""
+    kind, weights, scales, ids = load_i64(args), load_i64(args + 8), load_i64(args + 16), load_i64(args + 24)
+    n, groups, cols = load_i64(args + 32), load_i64(args + 40), load_i64(args + 48)
+    out, stride = load_i64(args + 56), load_i64(args + 64)
+    for s in range(n * part // parts, n * (part + 1) // parts):
+        row = load_i64(ids + 8 * s)
+        tile, r = row // 16, row % 16
+        for k in range(cols):
+            g, i = tile * groups + k // 32, k % 32
+            if kind == 0:
+                value = load_f32(weights + 4 * ((tile * groups * 32 + k) * 16 + r))
+            elif kind == 1:
+                byte = load_u8(weights + 512 * g + 64 * (i // 4) + 4 * r + i % 4)
+                value = np.float32(np.int64(byte) - 128) * f32_from_half(load_u16(scales + 32 * g + 2 * r))
+            else:
+                byte = np.int64(load_u8(weights + 256 * g + 64 * (i // 8) + 4 * r + i % 4))
+                nibble = byte >> 4 if i % 8 >= 4 else byte & 15
+                value = np.float32(nibble - 8) * f32_from_half(load_u16(scales + 32 * g + 2 * r))
+            store_f32(out + 4 * (s * stride + k), value)
+
+
+EMBED_ROWS = Stage(_embed_rows)
+
+
+# ------------------------------------------------------------------ entries
+def quantize_q4(
+    w: np.ndarray, importance: np.ndarray | None = None, report: np.ndarray | None = None, threads: int = 1
+) -> tuple[np.ndarray, np.ndarray]:
+    """w (R, C) f32 -> nibbles uint8 (R, Cp), scales float16 (R, Cp/32); C is padded to 32 with zeros.
+
+    importance  (C,) f32 >= 0, weight of each column's squared error, or None
+    report      int64 (3,): counts of REPORT are added (NaN or inf groups become 0, scales are clamped to fp16)"""
+    return _run_quantize(KIND_Q4, w, importance, report, threads)
+
+
+def quantize_q8(w: np.ndarray, report: np.ndarray | None = None, threads: int = 1) -> tuple[np.ndarray, np.ndarray]:
+    """w (R, C) f32 -> int8 (R, Cp), scales float16 (R, Cp/32); the rest as quantize_q4."""
+    return _run_quantize(KIND_Q8, w, None, report, threads)
+
+
+def _run_quantize(
+    kind: int, w: np.ndarray, importance: np.ndarray | None, report: np.ndarray | None, threads: int
+) -> tuple[np.ndarray, np.ndarray]:
+    w = _pad_columns(np.ascontiguousarray(w, np.float32))
+    rows, cols = w.shape
+    groups = cols // GROUP
+    if importance is not None:
+        importance = _pad_columns(np.ascontiguousarray(importance, np.float32)[None])
+        assert importance.shape == (1, cols)
+    q = np.empty((rows, cols), np.uint8 if kind == KIND_Q4 else np.int8)
+    scales = np.empty((rows, groups), np.float16)
+    counts = np.zeros((threads, 3), np.int64)
+    block = arguments(
+        kind, address(w), rows, groups, 0 if importance is None else address(importance), address(STARTS), len(STARTS),
+        address(q), address(scales), address(counts),
+    )  # fmt: skip
+    QUANTIZE.run(block, threads)
+    if report is not None:
+        report += counts.sum(axis=0)
+    return q, scales
+
+
+def _pad_columns(w: np.ndarray) -> np.ndarray:
+    extra = -w.shape[1] % GROUP
+    return np.pad(w, ((0, 0), (0, extra))) if extra else w
+
+
+def _pad_rows(w: np.ndarray, fill: int = 0) -> np.ndarray:
+    extra = -w.shape[0] % ROWS
+    return np.pad(w, ((0, extra), (0, 0)), constant_values=fill) if extra else w
+
+
+def pack_q4(nibbles: np.ndarray, scales: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """uint8 (R, Cp) of 0..15 and float16 (R, Cp/32) -> uint8 (tiles, groups, 256), float16 (tiles, groups, 16)."""
+    q = _pad_rows(nibbles, 8)
+    q = q.reshape(len(q) // ROWS, ROWS, q.shape[1] // GROUP, 4, 2, 4)  # tile row group chunk half byte
+    q = np.ascontiguousarray(q.transpose(0, 2, 3, 4, 1, 5))
+    packed = q[:, :, :, 0] | q[:, :, :, 1] << 4
+    return packed.reshape(*packed.shape[:2], 256), _pack_scales(scales)
+
+
+def pack_q8(q: np.ndarray, scales: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """int8 (R, Cp) and float16 (R, Cp/32) -> uint8 (tiles, groups, 512), float16 (tiles, groups, 16)."""
+    u = _pad_rows(q).view(np.uint8) ^ np.uint8(0x80)
+    u = u.reshape(len(u) // ROWS, ROWS, u.shape[1] // GROUP, 8, 4)
+    packed = np.ascontiguousarray(u.transpose(0, 2, 3, 1, 4))  # tile group step row byte
+    return packed.reshape(*packed.shape[:2], 512), _pack_scales(scales)
+
+
+def pack_f32(w: np.ndarray) -> np.ndarray:
+    """f32 (R, C) -> f32 (tiles, Cp, 16)."""
+    w = _pad_rows(_pad_columns(np.ascontiguousarray(w, np.float32)))
+    return np.ascontiguousarray(w.reshape(len(w) // ROWS, ROWS, w.shape[1]).transpose(0, 2, 1))
+
+
+def _pack_scales(scales: np.ndarray) -> np.ndarray:
+    s = _pad_rows(scales)
+    return np.ascontiguousarray(s.reshape(len(s) // ROWS, ROWS, s.shape[1]).transpose(0, 2, 1))
+
+
+def unpack_q4(packed: np.ndarray, scales: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """The inverse of pack_q4 (with the padding rows)."""
+    tiles, groups, _ = packed.shape
+    p = packed.reshape(tiles, groups, 4, ROWS, 4)
+    q = np.stack([p & 15, p >> 4], axis=3)  # tile group chunk half row byte
+    return q.transpose(0, 4, 1, 2, 3, 5).reshape(tiles * ROWS, groups * GROUP), _unpack_scales(scales)
+
+
+def unpack_q8(packed: np.ndarray, scales: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """The inverse of pack_q8 (with the padding rows)."""
+    tiles, groups, _ = packed.shape
+    u = packed.reshape(tiles, groups, 8, ROWS, 4).transpose(0, 3, 1, 2, 4).reshape(tiles * ROWS, groups * GROUP)
+    return (u ^ np.uint8(0x80)).view(np.int8), _unpack_scales(scales)
+
+
+def unpack_f32(packed: np.ndarray) -> np.ndarray:
+    """The inverse of pack_f32 (with the padding rows and columns)."""
+    tiles, cols, _ = packed.shape
+    return np.ascontiguousarray(packed.transpose(0, 2, 1)).reshape(tiles * ROWS, cols)
+
+
+def _unpack_scales(scales: np.ndarray) -> np.ndarray:
+    tiles, groups, _ = scales.shape
+    return np.ascontiguousarray(scales.transpose(0, 2, 1)).reshape(tiles * ROWS, groups)
+
+
+def dequantize(kind: int, q: np.ndarray, scales: np.ndarray) -> np.ndarray:
+    """float32 weights of unpacked q4 (nibbles) or q8."""
+    assert kind != KIND_F32
+    values = q.astype(np.float32) - (8 if kind == KIND_Q4 else 0)
+    return values * np.repeat(scales.astype(np.float32), GROUP, axis=1)
+
+
+def embed_rows(
+    kind: int, weights: int, scales: int, ids: np.ndarray, groups: int, out: np.ndarray, threads: int = 1
+) -> None:
+    """out[s] = row ids[s] of a packed matrix at the given addresses; out f32 (S, H), H <= groups*32."""
+    assert ids.dtype == np.int64
+    assert ids.flags.c_contiguous
+    assert out.dtype == np.float32
+    assert out.strides[1] == 4
+    block = arguments(
+        kind, weights, scales, address(ids), len(ids), groups, out.shape[1], address(out), out.strides[0] // 4
+    )
+    EMBED_ROWS.run(block, threads)

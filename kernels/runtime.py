@@ -1,0 +1,293 @@
+"""How kernels are compiled, cached and run on threads.
+
+`configure` is called once, before the first kernel call: it chooses the instruction set, the cache folder and the
+thread pool. A kernel is a `Stage`: a function of (address of its int64 arguments, part, parts) that does its part of the work.
+Stages are compiled on first use, one by one, and all go through one parallel launcher, so that a new kernel costs one
+small compilation and jitted code can call any stage by address. One thread at a time calls kernels.
+"""
+
+import hashlib
+import os
+import stat
+import struct
+import sys
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import llvmlite
+import numba
+import numpy as np
+from llvmlite import binding, ir
+from numba import types
+from numba.core.registry import cpu_target
+from numba.extending import intrinsic
+
+from coli.errors import OptionError
+
+SIMD_PATHS = ("avx512", "avx2", "generic")
+AVX2 = ("avx", "avx2", "fma", "f16c", "bmi", "bmi2")
+AVX512 = ("avx512f", "avx512bw", "avx512vl", "avx512dq", "avx512vnni")
+# What a forced avx2 compiles for on a processor that has more: the features of the first avx2 processors.
+AVX2_NAME, AVX2_FEATURES = (
+    "haswell",
+    "+64bit,+avx,+avx2,+bmi,+bmi2,+cmov,+cx16,+f16c,+fma,+fxsr,+lzcnt,+mmx,+movbe,"
+    + ("+pclmul,+popcnt,+sse,+sse2,+sse3,+ssse3,+sse4.1,+sse4.2"),
+)
+SPIN_COUNT = "20000"  # of GNU OpenMP: a waiting worker looks this often (some 100 us) before it sleeps
+_WORD, _DOUBLE = struct.Struct("<q"), struct.Struct("<d")
+
+
+class _State:
+    """What `configure` decided; one per process, because numba's own configuration is."""
+
+    def __init__(self) -> None:
+        self.settings: tuple[str, str | None, int | None] | None = None
+        self.cache_dir = Path()
+        self.cache_note: str | None = None
+        self.threads = 1
+        self.layer = ""
+        self.launch: Callable[..., None] | None = None
+
+
+_state = _State()
+
+
+# ------------------------------------------------------------------ configuration
+def configure(simd: str = "auto", cache_dir: Path | str | None = None, threads: int | None = None) -> None:
+    """Choose the instruction set, the folder of compiled code and the number of threads of the pool.
+
+    simd       auto | avx512 | avx2 | generic; OptionError when this processor cannot execute it
+    cache_dir  None is ~/.cache/coli; a folder below it is keyed by a hash of all kernel sources. Where it cannot be
+               written, a private temporary folder is used and `cache_note()` says so
+    threads    None is one per usable processor
+
+    A second call with the same settings does nothing; with others it is an error of the caller."""
+    settings = (simd, None if cache_dir is None else str(cache_dir), threads)
+    if _state.settings is not None:
+        assert _state.settings == settings, f"kernels are already configured with {_state.settings}, not {settings}"
+        return
+    _choose_simd(simd)
+    usable = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    _state.threads = threads or usable
+    numba.config.NUMBA_NUM_THREADS = max(_state.threads, 1)
+    numba.config.LOOP_VECTORIZE = 0  # vectors are written out; automatic ones only cost compile time
+    numba.config.CACHE_DIR = str(_choose_cache(cache_dir))
+    _state.layer = _choose_layer()
+    numba.config.THREADING_LAYER = _state.layer
+    os.putenv("GOMP_SPINCOUNT", SPIN_COUNT)  # read by libgomp when numba loads it with the first launch
+    _state.settings = settings
+
+
+def _choose_simd(simd: str) -> None:
+    if simd == "auto":
+        return
+    if simd not in SIMD_PATHS:
+        raise OptionError(f"simd: expected auto, {', '.join(SIMD_PATHS)}, found {simd!r}")
+    host = {name for name, present in binding.get_host_cpu_features().items() if present}
+    needed = {"avx512": AVX512 + AVX2, "avx2": AVX2, "generic": ()}[simd]
+    missing = [name for name in needed if name not in host]
+    if missing:
+        raise OptionError(
+            f"simd: {simd} needs {', '.join(missing)}, which this processor ({binding.get_host_cpu_name()}) lacks; "
+            "use auto or generic"
+        )
+    if simd == "generic":
+        numba.config.CPU_NAME, numba.config.CPU_FEATURES = "generic", ""
+    elif simd == "avx2" and host & {"avx512f", "avxvnni"}:
+        numba.config.CPU_NAME, numba.config.CPU_FEATURES = AVX2_NAME, AVX2_FEATURES
+
+
+def _choose_layer() -> str:
+    try:
+        from numba.np.ufunc import omppool  # noqa: F401  (fails without the system's OpenMP library)
+    except ImportError:
+        return "workqueue"
+    return "omp"
+
+
+def _choose_cache(cache_dir: Path | str | None) -> Path:
+    try:
+        base = Path(cache_dir) if cache_dir is not None else Path.home() / ".cache" / "coli"
+        return _private_folder(base / f"kernels-{_source_hash()}")
+    except (OSError, RuntimeError) as problem:  # RuntimeError: no home directory
+        reason = getattr(problem, "strerror", None) or str(problem)
+    user = os.getuid() if hasattr(os, "getuid") else "user"
+    try:
+        folder = _private_folder(Path(tempfile.gettempdir()) / f"coli-{user}" / f"kernels-{_source_hash()}")
+    except OSError:
+        folder = Path(tempfile.mkdtemp(prefix="coli-kernels-"))
+    _state.cache_note = f"kernel cache: {reason}; using {folder}"
+    return folder
+
+
+def _private_folder(folder: Path) -> Path:
+    """The folder, made if need be and writable. Compiled code is loaded from it, so nobody else may own or write it."""
+    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    for place in (folder, folder.parent):
+        status = place.stat()
+        if hasattr(os, "getuid") and (status.st_uid not in (os.getuid(), 0) or status.st_mode & stat.S_IWOTH):
+            raise PermissionError(13, f"{place} belongs to or can be written by another user")
+    with tempfile.TemporaryFile(dir=folder):
+        return folder
+
+
+def _source_hash() -> str:
+    """One hash over every kernel source: numba itself checks only the file that holds the function."""
+    digest = hashlib.sha256()
+    for source in sorted(Path(__file__).parent.glob("*.py")):
+        digest.update(source.name.encode() + b"\0" + source.read_bytes() + b"\0")
+    digest.update(f"{numba.__version__} {llvmlite.__version__} {np.__version__} {sys.version}".encode())
+    return digest.hexdigest()[:16]
+
+
+def _ensure_configured() -> None:
+    if _state.settings is None:
+        configure()
+
+
+# ------------------------------------------------------------------ what callers may ask
+def simd_path() -> str:
+    """avx512, avxvnni, avx2 or generic: the path the integer products are compiled for."""
+    _ensure_configured()
+    found = features_of(_magic())
+    if {"avx512vnni", "avx512bw"} <= found:
+        return "avx512"
+    return "avxvnni" if "avxvnni" in found else "avx2" if "avx2" in found else "generic"
+
+
+def threading_layer() -> str:
+    """omp, or workqueue (launches cost 50-80 us instead of 1 us) where the system has no OpenMP library."""
+    _ensure_configured()
+    return _state.layer
+
+
+def threads() -> int:
+    """Threads of the pool; the usual value of the `threads` argument of kernels."""
+    _ensure_configured()
+    return _state.threads
+
+
+def cache_note() -> str | None:
+    """One line when the cache folder is a fallback."""
+    _ensure_configured()
+    return _state.cache_note
+
+
+def cold() -> bool:
+    """Whether kernels will be compiled (some 20 s) rather than loaded: nobody has completed `warm` for these sources,
+    this numba and this processor."""
+    _ensure_configured()
+    return not _marker().exists()
+
+
+def warm(stages: "tuple[Stage, ...] | None" = None) -> None:
+    """Compile or load the launcher and the stages a run needs (default: `coli.kernels.catalog.RUN`)."""
+    if stages is None:
+        from coli.kernels.catalog import RUN
+
+        stages = RUN
+    _launcher()
+    for stage in stages:
+        _ = stage.address
+    _marker().touch()
+
+
+def _magic() -> tuple[str, str, str]:
+    return cpu_target.target_context.codegen().magic_tuple()
+
+
+def features_of(magic: tuple[str, str, str]) -> set[str]:
+    return {name[1:] for name in magic[2].split(",") if name.startswith("+")}
+
+
+def _marker() -> Path:
+    name = hashlib.sha256(repr(_magic()).encode()).hexdigest()[:16]
+    return Path(numba.config.CACHE_DIR) / f"complete-{name}"
+
+
+# ------------------------------------------------------------------ routines and stages
+class Routine:
+    """A jitted function of int64 arguments without a result, compiled on its own and called by address, so that the big
+    loops exist once and not in every caller. It must not allocate Python objects nor raise."""
+
+    __slots__ = ("_compiled", "arguments", "function")
+
+    def __init__(self, function: Callable[..., None], arguments: int) -> None:
+        self.function, self.arguments = function, arguments
+        self._compiled: Any = None
+
+    @property
+    def address(self) -> int:
+        """Of the machine code; compiles or loads it on first use."""
+        if self._compiled is None:
+            _ensure_configured()
+            signature = types.void(*[types.int64] * self.arguments)
+            self._compiled = numba.cfunc(signature, cache=True, error_model="numpy")(self.function)
+        return self._compiled.address
+
+
+class Stage(Routine):
+    """A routine (args, part, parts): `args` is the address of its int64 arguments (floats as float64 bits)."""
+
+    __slots__ = ()
+
+    def __init__(self, function: Callable[[int, int, int], None]) -> None:
+        super().__init__(function, 3)
+
+    def run(self, args: np.ndarray, threads: int = 1) -> None:
+        """Run all parts; args int64 (n,) contiguous."""
+        (_state.launch or _launcher())(self.address, args, threads)
+
+
+def caller(arguments: int) -> Any:
+    """An intrinsic call_address(address, ...) of a routine with so many int64 arguments."""
+
+    def codegen(context, builder, _sig, values):
+        i64 = ir.IntType(64)
+        function = ir.FunctionType(ir.VoidType(), [i64] * arguments)
+        builder.call(builder.inttoptr(values[0], function.as_pointer()), values[1:])
+        return context.get_dummy_value()
+
+    names = ", ".join(f"x{i}" for i in range(arguments + 1))
+    scope = {"signature": types.void(*[types.int64] * (arguments + 1)), "codegen": codegen}
+    exec(f"def call_address(typingctx, {names}):\n    return signature, codegen", scope)
+    return intrinsic(scope["call_address"])
+
+
+call_stage = caller(3)
+
+
+def _launch(address, args, threads):
+    """The one parallel loop of the project."""
+    base = args.ctypes.data
+    if threads == 1:
+        call_stage(address, base, 0, 1)
+    else:
+        for part in numba.prange(threads):
+            call_stage(address, base, np.int64(part), threads)
+
+
+def _launcher() -> Callable[..., None]:
+    if _state.launch is None:
+        _ensure_configured()
+        signature = types.void(types.int64, types.int64[::1], types.int64)
+        _state.launch = numba.njit(signature, parallel=True, nogil=True, cache=True)(_launch)
+    return _state.launch
+
+
+def device(function: Callable[..., Any]) -> Any:
+    """Decorator of the jitted parts of stages: compiled with the stage that calls them, not cached by themselves."""
+    return numba.njit(error_model="numpy", nogil=True)(function)
+
+
+def address(array: np.ndarray) -> int:
+    """Address of the first element; the caller keeps the array alive during the call."""
+    return array.__array_interface__["data"][0]
+
+
+def arguments(*values: int | float) -> np.ndarray:
+    """The int64 argument block of a stage; a float is stored as the bits of its float64."""
+    words = [_WORD.unpack(_DOUBLE.pack(v))[0] if isinstance(v, float) else v for v in values]
+    return np.array(words, np.int64)
