@@ -1,0 +1,184 @@
+"""The loop: prefill, then propose, verify, commit until something ends it.
+
+Owns the order of events of one response and its limits. Sees token ids, logits and bytes, never a path, a flag or a
+string. Called from one thread; the caller pulls tokens out of `generate` one at a time.
+"""
+
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from coli.engine.sampling import Sampler
+from coli.engine.session import Model, Session
+from coli.engine.stats import RunStats
+from coli.engine.verify import draft_children, verify
+
+MAX_ROWS = 64  # rows of one verify forward: the newest id and up to 63 drafts
+
+
+class Proposal(Protocol):
+    """A draft tree: ids with parent indices, -1 for the root."""
+
+    @property
+    def token_ids(self) -> tuple[int, ...]: ...
+
+    @property
+    def parents(self) -> tuple[int, ...]: ...
+
+
+class Drafter(Protocol):
+    """All draft sources behind one door (coli.drafts.merge)."""
+
+    def begin(self, prompt_ids: Sequence[int]) -> None: ...
+
+    def propose(self, limit: int) -> Proposal | None: ...
+
+    def judged(self, proposal: Proposal, kept: Sequence[int], judged: int) -> None:
+        """What became of the last proposal: indices of the accepted drafts, and how many were compared."""
+        ...
+
+    def commit(self, token_ids: Sequence[int]) -> None: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """What ends a response. `end_ids` end it unseen; `max_tokens` counts emitted ids, `context` prompt and answer."""
+
+    max_tokens: int
+    context: int
+    end_ids: frozenset[int]
+
+
+class Engine:
+    """Runs responses on sessions, one at a time."""
+
+    def __init__(self, model: Model, prefill_chunk: int) -> None:
+        self._model = model
+        self._prefill_chunk = prefill_chunk
+
+    def prefill(self, session: Session, prompt_ids: Sequence[int], stats: RunStats) -> NDArray[np.float32]:
+        """Commit `prompt_ids` and bring their rows into the cache; returns the logits (V,) behind the last one.
+
+        Rows already in the cache are not computed again, but the last id always is: its logits are needed.
+        """
+        session.token_ids.extend(prompt_ids)
+        start = min(session.cache.length, len(session.token_ids) - 1)
+        session.cache.rewind(start)
+        ids = np.array(session.token_ids[start:], np.int64)
+        logits = np.empty((0, 0), np.float32)
+        began = time.perf_counter()
+        for at in range(0, len(ids), self._prefill_chunk):
+            chunk = ids[at : at + self._prefill_chunk]
+            last = at + len(chunk) == len(ids)
+            rows = np.array([len(chunk) - 1] if last else [], np.int64)
+            positions = np.arange(start + at, start + at + len(chunk), dtype=np.int64)
+            logits = self._model.forward(session.cache, chunk, positions, None, rows, prefill=True)
+        stats.prefill_s += time.perf_counter() - began
+        stats.prefill_tokens += len(ids)
+        last_logits: NDArray[np.float32] = logits[0]
+        return last_logits
+
+    def generate(
+        self,
+        session: Session,
+        prompt_ids: Sequence[int],
+        limits: Limits,
+        sampler: Sampler,
+        drafter: Drafter,
+        stats: RunStats,
+    ) -> Iterator[int]:
+        """Yield the ids of one response as they are committed; end ids are not yielded.
+
+        The caller may close the iterator at any id (a stop string): the session then ends behind that id.
+        `stats.finish_reason` is `stop` or `length` when the iterator ends by itself.
+        """
+        began = time.perf_counter()
+        stats.prompt_tokens = len(session.token_ids) + len(prompt_ids)
+        drafter.begin([*session.token_ids, *prompt_ids])
+        sampler.begin(session.token_ids, prompt_ids)
+        logits = self.prefill(session, prompt_ids, stats)
+        if limits.max_tokens <= 0:
+            stats.finish_reason = "length"
+            return
+        commit = _Committer(session, limits, sampler, stats)
+        commit(sampler.sample(logits, len(session.token_ids)))
+        stats.ttft_s = time.perf_counter() - began
+        while True:
+            emitted = commit.take()
+            drafter.commit(emitted)
+            yield from emitted
+            if commit.ended:
+                return
+            began = time.perf_counter()
+            self._step(session, limits, sampler, drafter, stats, commit)
+            stats.decode_s += time.perf_counter() - began
+
+    def _step(
+        self,
+        session: Session,
+        limits: Limits,
+        sampler: Sampler,
+        drafter: Drafter,
+        stats: RunStats,
+        commit: "_Committer",
+    ) -> None:
+        """One verify forward over the newest id and the drafts; commits at least one id."""
+        cache = session.cache
+        base = cache.length
+        left = min(limits.max_tokens - stats.generated_tokens, limits.context - len(session.token_ids))
+        room = min(MAX_ROWS, left) - 1
+        proposal = drafter.propose(room) if room > 0 else None
+        drafts = proposal.token_ids if proposal else ()
+        parents = proposal.parents if proposal else ()
+        ids = np.array([session.newest, *drafts], np.int64)
+        row_parents = np.array([-1, *(parent + 1 for parent in parents)], np.int64)
+        depth = np.zeros(len(ids), np.int64)
+        for row in range(1, len(ids)):
+            depth[row] = depth[row_parents[row]] + 1
+        rows = np.arange(len(ids), dtype=np.int64)
+        logits = self._model.forward(cache, ids, base + depth, row_parents, rows, prefill=False)
+        stats.forwards += 1
+        verdict = verify(
+            logits,
+            draft_children(drafts, parents),
+            lambda row_logits: sampler.sample(row_logits, len(session.token_ids)),
+            commit,
+        )
+        kept = np.array(verdict.kept_rows, np.int64)
+        cache.keep_path(base, verdict.kept_rows)
+        self._model.settle(kept)
+        if proposal:
+            drafter.judged(proposal, [row - 1 for row in verdict.kept_rows[1:]], verdict.judged)
+
+
+class _Committer:
+    """Takes sampled ids one by one, applies the limits, keeps what is to be yielded."""
+
+    def __init__(self, session: Session, limits: Limits, sampler: Sampler, stats: RunStats) -> None:
+        self._session, self._limits, self._sampler, self._stats = session, limits, sampler, stats
+        self._emitted: list[int] = []
+        self.ended = False
+
+    def __call__(self, token_id: int) -> bool:
+        stats = self._stats
+        if token_id in self._limits.end_ids:
+            stats.finish_reason = "stop"
+            self.ended = True
+            return False
+        self._session.commit(token_id)
+        self._sampler.commit(token_id)
+        self._emitted.append(token_id)
+        stats.generated_tokens += 1
+        full = len(self._session.token_ids) >= self._limits.context
+        if full or stats.generated_tokens >= self._limits.max_tokens:
+            stats.finish_reason = "length"
+            self.ended = True
+        return not self.ended
+
+    def take(self) -> list[int]:
+        emitted, self._emitted = self._emitted, []
+        return emitted

@@ -1,0 +1,68 @@
+"""One timeline: the committed token ids and the cache rows that hold them.
+
+Owns the rule that the cache holds every committed id but the newest. Knows nothing of drafts, text or sampling.
+Called by the engine, one thread.
+"""
+
+from collections.abc import Sequence
+from typing import Any, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+
+class Cache(Protocol):
+    """What a session needs of an attention memory (coli.model.kv_cache.KVCache)."""
+
+    length: int
+    capacity: int
+
+    def rewind(self, length: int) -> None: ...
+
+    def keep_path(self, start: int, rows: Sequence[int]) -> None: ...
+
+
+class Model(Protocol):
+    """The forward, as the engine sees it (coli.model.transformer.Transformer)."""
+
+    vocab_size: int
+
+    def forward(
+        self,
+        cache: Any,
+        token_ids: NDArray[np.int64],
+        positions: NDArray[np.int64],
+        parents: NDArray[np.int64] | None,
+        logit_rows: NDArray[np.int64],
+        *,
+        prefill: bool,
+    ) -> NDArray[np.float32]:
+        """Append S rows to the cache and return the logits (len(logit_rows), V) of the chosen ones.
+
+        `parents` (S,) holds the row index of each row's parent, -1 for the committed prefix; None means a chain.
+        """
+        ...
+
+    def settle(self, committed_rows: NDArray[np.int64]) -> None:
+        """Tell the expert store which rows of the last forward were committed."""
+        ...
+
+
+class Session:
+    """Committed ids (prompt and answer) with the cache behind them."""
+
+    def __init__(self, cache: Cache) -> None:
+        self.cache = cache
+        self.token_ids: list[int] = []
+
+    @property
+    def newest(self) -> int:
+        return self.token_ids[-1]
+
+    @property
+    def pending(self) -> int:
+        """Committed ids whose rows are not in the cache yet."""
+        return len(self.token_ids) - self.cache.length
+
+    def commit(self, token_id: int) -> None:
+        self.token_ids.append(token_id)

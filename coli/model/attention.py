@@ -1,0 +1,125 @@
+"""Grouped-query attention of one layer over the rows of a forward.
+
+Owns projections, norms and rope of q and k; the cache belongs to the sequence. Called by the transformer.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from coli.errors import NumericError
+from coli.kernels import attention as kernel
+from coli.kernels import elementwise, rope
+from coli.model.config import ModelSpec
+from coli.model.kv_cache import KVCache
+from coli.model.layers import Machine, Projection, Rows
+from coli.model.loader import LayerWeights
+
+
+@dataclass(frozen=True, slots=True)
+class Paths:
+    """Where each of the S rows of a forward sits in the cache, and what it sees of it.
+
+    slots (S,): where its key and value go. prefix_len (S,): it sees slots 0..prefix_len-1, then the first path_len (S,)
+    of path (S, P), in position order, its own slot last.
+    """
+
+    slots: NDArray[np.int64]
+    prefix_len: NDArray[np.int64]
+    path: NDArray[np.int64]
+    path_len: NDArray[np.int64]
+
+
+@dataclass(frozen=True, slots=True)
+class RowTable:
+    """What attention needs to know about the rows of a forward; cos, sin (S, rotary_dim/2) float32."""
+
+    cache: KVCache
+    paths: Paths
+    cos: NDArray[np.float32]
+    sin: NDArray[np.float32]
+
+
+def row_paths(start: int, count: int, parents: NDArray[np.int64] | None) -> Paths:
+    """The paths of `count` rows appended at slot `start`.
+
+    A chain (parents None, or each row's parent the row before) needs no path: its prefix simply grows.
+    """
+    slots = np.arange(start, start + count, dtype=np.int64)
+    if parents is None or np.array_equal(parents, np.arange(-1, count - 1)):
+        return Paths(slots, slots + 1, np.zeros((count, 1), np.int64), np.zeros(count, np.int64))
+    path_len = np.ones(count, np.int64)
+    for row in range(count):
+        if parents[row] >= 0:
+            path_len[row] = path_len[parents[row]] + 1
+    path = np.zeros((count, int(path_len.max())), np.int64)
+    for row in range(count):
+        depth = int(path_len[row])
+        if depth > 1:
+            path[row, : depth - 1] = path[parents[row], : depth - 1]
+        path[row, depth - 1] = slots[row]
+    return Paths(slots, np.full(count, start, np.int64), path, path_len)
+
+
+class Attention:
+    """q, k, v -> norms -> rope -> cache -> attention -> o."""
+
+    def __init__(self, spec: ModelSpec, weights: LayerWeights) -> None:
+        self._spec = spec
+        self._layer_idx = weights.spec.layer_idx
+        self._window = weights.spec.sliding_window or 0
+        self._qkv = Projection("qkv", (weights.q_proj, weights.k_proj, weights.v_proj))
+        self._o = Projection("o", (weights.o_proj,))
+        self._q_norm, self._k_norm = weights.q_norm, weights.k_norm
+
+    def __call__(self, machine: Machine, x: Rows, rows: RowTable) -> Rows:
+        """x (S, H) normed -> (S, tile_padded(H))."""
+        spec, cache = self._spec, rows.cache
+        N, K, D = spec.num_attention_heads, spec.num_key_value_heads, spec.head_dim
+        qkv = self._qkv(machine, x)
+        q_at, k_at, v_at = self._qkv.columns
+        self._norm(qkv, q_at, N, self._q_norm)
+        self._norm(qkv, k_at, K, self._k_norm)
+        if spec.clip_qkv is not None:
+            for column, width in ((q_at, N * D), (k_at, K * D), (v_at, K * D)):
+                elementwise.clip(qkv[:, column : column + width], spec.clip_qkv)
+        for column, heads in ((q_at, N), (k_at, K)):
+            rope.apply_rope(qkv, column, heads, D, spec.rope.rotary_dim, rows.cos, rows.sin, spec.rope.interleaved)
+        S = x.shape[0]
+        keys = np.full(S, cache.key_address(self._layer_idx), np.int64)
+        values = np.full(S, cache.value_address(self._layer_idx), np.int64)
+        paths = rows.paths
+        overflow = kernel.kv_append(
+            qkv, k_at, qkv, v_at, keys, values, paths.slots, K, D, cache.capacity, cache.is_f16, machine.threads
+        )
+        if overflow:
+            raise NumericError(f"layer {self._layer_idx}: a key or value does not fit a float16 cache; use --kv f32")
+        context = machine.buffers.rows("context", S, N * D)
+        kernel.attention(
+            qkv[:, q_at:],
+            context,
+            keys,
+            values,
+            paths.prefix_len,
+            paths.path,
+            paths.path_len,
+            self._window,
+            spec.attention_scale,
+            N,
+            K,
+            D,
+            cache.capacity,
+            cache.is_f16,
+            machine.threads,
+        )
+        return self._o(machine, context)
+
+    def _norm(self, qkv: Rows, column: int, heads: int, weight: NDArray[np.float32] | None) -> None:
+        if weight is None:
+            return
+        D, eps = self._spec.head_dim, self._spec.rms_norm_eps
+        if self._spec.qk_norm == "row":
+            elementwise.rms_norm_heads(qkv, column, 1, heads * D, weight, eps)
+        else:
+            elementwise.rms_norm_heads(qkv, column, heads, D, weight, eps)

@@ -1,0 +1,85 @@
+"""The attention memory of one sequence, all layers.
+
+Owns the key and value arrays and how many slots hold rows; the kernels read and write them by address. Committed rows
+lie in position order (slot = position); the rows of a forward are appended behind them and either kept or dropped.
+Called by the model's one thread.
+"""
+
+from collections.abc import Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from coli.errors import ContextLengthError
+from coli.kernels.attention import copy_slots
+
+SLOT_BLOCK = 16
+
+
+class KVCache:
+    """Keys and values of up to `capacity` positions.
+
+    Keys: (L, K, capacity/16, D, 16), 16 positions side by side, so that a score is a chain over D for 16 positions at
+    once. Values: (L, K, capacity, D). float32, or float16 held as uint16.
+    """
+
+    def __init__(self, num_layers: int, num_key_value_heads: int, head_dim: int, capacity: int, dtype: str) -> None:
+        self.capacity = -(-capacity // SLOT_BLOCK) * SLOT_BLOCK
+        self.is_f16 = dtype == "f16"
+        self.num_key_value_heads = num_key_value_heads
+        self.head_dim = head_dim
+        element = np.uint16 if self.is_f16 else np.float32
+        blocks = self.capacity // SLOT_BLOCK
+        # zeros, not empty: lanes of a block that hold no position yet are computed too, then dropped
+        self.keys = np.zeros((num_layers, num_key_value_heads, blocks, head_dim, SLOT_BLOCK), element)
+        self.values = np.zeros((num_layers, num_key_value_heads, self.capacity, head_dim), element)
+        self.length = 0
+
+    @property
+    def nbytes(self) -> int:
+        return self.keys.nbytes + self.values.nbytes
+
+    def key_address(self, layer_idx: int) -> int:
+        return int(self.keys.ctypes.data + layer_idx * self.keys.strides[0])
+
+    def value_address(self, layer_idx: int) -> int:
+        return int(self.values.ctypes.data + layer_idx * self.values.strides[0])
+
+    def append(self, count: int) -> NDArray[np.int64]:
+        """Reserve `count` slots behind the rows held; returns them (count,) in order."""
+        if self.length + count > self.capacity:
+            raise ContextLengthError(
+                f"context: {self.length + count} positions are needed, {self.capacity} are allocated; raise --ctx"
+            )
+        slots = np.arange(self.length, self.length + count, dtype=np.int64)
+        self.length += count
+        return slots
+
+    def rewind(self, length: int) -> None:
+        """Forget every row from position `length` on."""
+        assert 0 <= length <= self.length
+        self.length = length
+
+    def keep_path(self, start: int, rows: Sequence[int]) -> None:
+        """Of the rows appended since `start`, keep `rows` (ascending offsets from it) bit for bit, drop the others."""
+        moves = [(start + row, start + i) for i, row in enumerate(rows) if row != i]
+        if moves:
+            source = np.array([move[0] for move in moves], np.int64)
+            target = np.array([move[1] for move in moves], np.int64)
+            for layer_idx in range(self.keys.shape[0]):
+                copy_slots(
+                    self.key_address(layer_idx),
+                    self.value_address(layer_idx),
+                    source,
+                    target,
+                    self.num_key_value_heads,
+                    self.head_dim,
+                    self.capacity,
+                    self.is_f16,
+                )
+        self.length = start + len(rows)
+
+
+def kv_bytes_per_token(num_layers: int, num_key_value_heads: int, head_dim: int, dtype: str) -> int:
+    """Bytes one position takes in all layers."""
+    return 2 * num_layers * num_key_value_heads * head_dim * (2 if dtype == "f16" else 4)

@@ -1,0 +1,165 @@
+"""Container -> the dense weights in memory, as the layers address them.
+
+Copies every dense tensor out of the mapped file into one anonymous arena (so that it cannot be evicted behind our back
+and sits on huge pages), and keeps that arena alive. Experts stay in the store. Called once, when a model is opened.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from coli.model.config import LayerSpec, ModelSpec
+from coli.store.container import Container, ExpertLayout
+
+ALIGNMENT = 64
+
+
+@dataclass(frozen=True, slots=True)
+class Linear:
+    """One matrix (rows, cols) in the packed order: addresses of weights, scales and bias (0: none)."""
+
+    kind: int
+    rows: int
+    cols: int
+    tiles: int
+    groups: int
+    weights: int
+    scales: int
+    bias: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class MlpWeights:
+    """A dense SwiGLU block: gate and up (I, H), down (H, I)."""
+
+    gate_proj: Linear
+    up_proj: Linear
+    down_proj: Linear
+
+
+@dataclass(frozen=True, slots=True)
+class MoeWeights:
+    """Router and shared expert of one sparse layer; the routed experts are described by `experts`."""
+
+    gate: Linear
+    experts: ExpertLayout
+    shared_expert: MlpWeights | None
+    shared_expert_gate: Linear | None
+
+
+@dataclass(frozen=True, slots=True)
+class LayerWeights:
+    """One layer, attributes as the checkpoint names them."""
+
+    spec: LayerSpec
+    input_layernorm: NDArray[np.float32]
+    post_attention_layernorm: NDArray[np.float32]
+    q_proj: Linear
+    k_proj: Linear
+    v_proj: Linear
+    o_proj: Linear
+    q_norm: NDArray[np.float32] | None
+    k_norm: NDArray[np.float32] | None
+    mlp: MlpWeights | MoeWeights
+
+
+@dataclass(frozen=True, slots=True)
+class ModelWeights:
+    """Everything dense. `arena` owns the bytes behind every address."""
+
+    arena: NDArray[np.uint8]
+    embed_tokens: Linear
+    layers: tuple[LayerWeights, ...]
+    norm: NDArray[np.float32]
+    lm_head: Linear
+
+    @property
+    def nbytes(self) -> int:
+        return int(self.arena.nbytes)
+
+
+class _Arena:
+    """Hands out aligned pieces of one buffer, which is big enough for all dense tensors of the container."""
+
+    def __init__(self, container: Container) -> None:
+        sizes = [array.nbytes for name in container.tensor_names() for array in [container.array(name)]]
+        total = sum(-(-size // ALIGNMENT) * ALIGNMENT for size in sizes) + ALIGNMENT
+        self.buffer = np.empty(total, np.uint8)
+        self._at = -self.buffer.ctypes.data % ALIGNMENT
+
+    def place(self, array: NDArray[np.generic]) -> NDArray[np.uint8]:
+        size = array.nbytes
+        piece = self.buffer[self._at : self._at + size]
+        piece[:] = array.reshape(-1).view(np.uint8)
+        self._at += -(-size // ALIGNMENT) * ALIGNMENT
+        return piece
+
+
+class _Loader:
+    def __init__(self, container: Container) -> None:
+        self._container = container
+        self.arena = _Arena(container)
+
+    def linear(self, name: str) -> Linear:
+        matrix = self._container.matrix(f"{name}.weight")
+        weights = self.arena.place(matrix.weights)
+        scales = 0 if matrix.scales is None else int(self.arena.place(matrix.scales).ctypes.data)
+        bias = 0
+        if self._container.has(f"{name}.bias"):
+            bias = int(self.arena.place(self._container.vector(f"{name}.bias")).ctypes.data)
+        return Linear(
+            matrix.kind, matrix.rows, matrix.cols, matrix.tiles, matrix.groups, int(weights.ctypes.data), scales, bias
+        )
+
+    def vector(self, name: str) -> NDArray[np.float32]:
+        return self.arena.place(self._container.vector(name)).view(np.float32)
+
+    def optional_vector(self, name: str) -> NDArray[np.float32] | None:
+        return self.vector(name) if self._container.has(name) else None
+
+    def mlp(self, prefix: str) -> MlpWeights:
+        return MlpWeights(*(self.linear(f"{prefix}.{name}_proj") for name in ("gate", "up", "down")))
+
+    def layer(self, spec: LayerSpec) -> LayerWeights:
+        prefix = f"model.layers.{spec.layer_idx}"
+        attention = f"{prefix}.self_attn"
+        mlp: MlpWeights | MoeWeights
+        if spec.is_moe:
+            shared = f"{prefix}.mlp.shared_expert"
+            has_shared = self._container.has(f"{shared}.gate_proj.weight")
+            has_gate = self._container.has(f"{prefix}.mlp.shared_expert_gate.weight")
+            mlp = MoeWeights(
+                gate=self.linear(f"{prefix}.mlp.gate"),
+                experts=self._container.expert_layout(spec.layer_idx),
+                shared_expert=self.mlp(shared) if has_shared else None,
+                shared_expert_gate=self.linear(f"{prefix}.mlp.shared_expert_gate") if has_gate else None,
+            )
+        else:
+            mlp = self.mlp(f"{prefix}.mlp")
+        return LayerWeights(
+            spec=spec,
+            input_layernorm=self.vector(f"{prefix}.input_layernorm.weight"),
+            post_attention_layernorm=self.vector(f"{prefix}.post_attention_layernorm.weight"),
+            q_proj=self.linear(f"{attention}.q_proj"),
+            k_proj=self.linear(f"{attention}.k_proj"),
+            v_proj=self.linear(f"{attention}.v_proj"),
+            o_proj=self.linear(f"{attention}.o_proj"),
+            q_norm=self.optional_vector(f"{attention}.q_norm.weight"),
+            k_norm=self.optional_vector(f"{attention}.k_norm.weight"),
+            mlp=mlp,
+        )
+
+
+def load_weights(container: Container, spec: ModelSpec) -> ModelWeights:
+    """Read all dense tensors. The container was checked when it was opened, so nothing is missing here."""
+    loader = _Loader(container)
+    embed_tokens = loader.linear("model.embed_tokens")
+    layers = tuple(loader.layer(layer) for layer in spec.layers)
+    return ModelWeights(
+        arena=loader.arena.buffer,
+        embed_tokens=embed_tokens,
+        layers=layers,
+        norm=loader.vector("model.norm.weight"),
+        lm_head=embed_tokens if spec.tie_word_embeddings else loader.linear("lm_head"),
+    )

@@ -1,0 +1,96 @@
+"""The report of one run, with the field names scripts depend on.
+
+Turns counters into one JSON-ready dict; prints nothing. Called by `llm` when a response is over.
+"""
+
+import resource
+import sys
+from dataclasses import dataclass
+from typing import Any
+
+from coli.engine.stats import RunStats
+
+
+@dataclass(frozen=True, slots=True)
+class StoreCounters:
+    """What the expert store counted during one run; all zero for a dense model. Times in seconds, sizes in bytes."""
+
+    hits: int = 0
+    misses: int = 0
+    pinned_hits: int = 0
+    bytes_read: int = 0
+    reads: int = 0
+    wait_s: float = 0.0
+
+    def hit_rate(self) -> float | None:
+        """Share of distinct experts found in memory; None when no expert was asked for."""
+        asked = self.hits + self.misses
+        return self.hits / asked if asked else None
+
+    def pinned_hit_rate(self) -> float | None:
+        asked = self.hits + self.misses
+        return self.pinned_hits / asked if asked else None
+
+    def since(self, earlier: "StoreCounters") -> "StoreCounters":
+        """What was counted after `earlier`."""
+        return StoreCounters(
+            *(getattr(self, name) - getattr(earlier, name) for name in StoreCounters.__dataclass_fields__)
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class ProcessUse:
+    """Page faults that had to read, and the largest resident size so far (bytes)."""
+
+    major_faults: int
+    peak_memory_bytes: int
+
+    @classmethod
+    def now(cls) -> "ProcessUse":
+        use = resource.getrusage(resource.RUSAGE_SELF)
+        unit = 1 if sys.platform == "darwin" else 1024
+        return cls(use.ru_majflt, use.ru_maxrss * unit)
+
+
+def run_report(
+    *,
+    text: str,
+    token_ids: list[int],
+    seed: int,
+    stats: RunStats,
+    store: StoreCounters,
+    time_s: dict[str, float],
+    drafts: dict[str, dict[str, int]],
+    gate: str,
+    memory_budget_bytes: int,
+    faults_before: int,
+    machine: dict[str, Any],
+) -> dict[str, Any]:
+    """One JSON-ready object; `settings` is added by the command line, which knows where each came from."""
+    use = ProcessUse.now()
+    tokens = stats.generated_tokens
+    return {
+        "text": text,
+        "token_ids": token_ids,
+        "finish_reason": stats.finish_reason,
+        "seed": seed,
+        "prompt_tokens": stats.prompt_tokens,
+        "generated_tokens": tokens,
+        "forwards": stats.forwards,
+        "tokens_per_forward": round(stats.tokens_per_forward, 4),
+        "ttft_s": round(stats.ttft_s, 6),
+        "prefill_tps": round(stats.prefill_tps, 3),
+        "decode_tps": round(stats.decode_tps, 3),
+        "expert_hit_rate": store.hit_rate(),
+        "pinned_hit_rate": store.pinned_hit_rate(),
+        "expert_bytes_read": store.bytes_read,
+        "bytes_per_token": round(store.bytes_read / tokens) if tokens else 0,
+        "reads": store.reads,
+        "major_faults": use.major_faults - faults_before,
+        "peak_memory_bytes": use.peak_memory_bytes,
+        "memory_budget_bytes": memory_budget_bytes,
+        "time_s": {name: round(seconds, 6) for name, seconds in time_s.items()},
+        "drafts": drafts,
+        "gate": gate,
+        "machine": machine,
+    }
