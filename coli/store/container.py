@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from coli.errors import CheckpointError, NotConvertedError, OptionError
-from coli.store.layout import RECORD_ALIGNMENT, Kind, MatrixShape, RecordPart
+from coli.store.layout import RECORD_ALIGNMENT, Kind, MatrixShape, RecordPart, lay_out_record
 from coli.store.manifest import MANIFEST, Manifest, container_fingerprint, expert_tensor_name, packed_tensors
 from coli.store.safetensors_file import SafetensorsHeader, TensorInfo, read_header
 from coli.store.strict_json import read_object
@@ -165,22 +165,19 @@ def _expect_tensor(header: SafetensorsHeader, name: str, dtype: str, shape: tupl
 
 
 def _checked_layer(header: SafetensorsHeader, layer_idx: int, manifest: Manifest) -> ExpertLayout:
-    """The records of one layer, which must be aligned, whole, and large enough for their parts."""
+    """The records of one layer, which must be aligned and laid out exactly as layout.lay_out_record does."""
     layer = manifest.layers[layer_idx]
     path = header.path
-    name = expert_tensor_name(layer_idx)
-    tensor = _expect_tensor(header, name, "U8", (manifest.num_experts, layer.record_bytes))
-    if tensor.start % RECORD_ALIGNMENT or layer.record_bytes % RECORD_ALIGNMENT:
-        raise CheckpointError(f"{path}: tensor {name}: records are not aligned to {RECORD_ALIGNMENT} bytes")
     where = f"{path.with_name(MANIFEST)}: layer {layer_idx}"
-    if set(layer.parts) != {"gate", "up", "down"}:
-        raise CheckpointError(f"{where}: expected parts gate, up and down, found {', '.join(layer.parts)}")
-    for part_name, part in layer.parts.items():
-        if part.shape.scales_bytes and part.scales_offset is None:
-            raise CheckpointError(f"{where}: part {part_name} has no scales")
-        scales_end = (part.scales_offset or 0) + part.shape.scales_bytes
-        if max(part.weights_offset + part.shape.weights_bytes, scales_end) > layer.record_bytes:
-            raise CheckpointError(f"{where}: part {part_name} goes beyond the record of {layer.record_bytes} bytes")
+    if list(layer.parts) != ["gate", "up", "down"]:
+        raise CheckpointError(f"{where}: expected parts gate, up, down, found {', '.join(layer.parts)}")
+    parts, record_bytes = lay_out_record((name, part.shape) for name, part in layer.parts.items())
+    if (parts, record_bytes) != (layer.parts, layer.record_bytes):
+        raise CheckpointError(f"{where}: the parts of a record lie elsewhere than expected: convert the model again")
+    name = expert_tensor_name(layer_idx)
+    tensor = _expect_tensor(header, name, "U8", (manifest.num_experts, record_bytes))
+    if tensor.start % RECORD_ALIGNMENT:
+        raise CheckpointError(f"{path}: tensor {name}: records are not aligned to {RECORD_ALIGNMENT} bytes")
     return ExpertLayout(path, tensor.start, layer.record_bytes, manifest.num_experts, layer.parts)
 
 
