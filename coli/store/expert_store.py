@@ -14,9 +14,11 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from coli.store.places import RecordPlaces
+from coli.store.memory import MemoryGuard, megabytes
+from coli.store.places import RecordPlaces, SlabContents
 from coli.store.policy import ResidencyPolicy, UnionPlan
 from coli.store.reader import Read, ReaderThreads
+from coli.store.record_files import Notice
 from coli.store.records import RecordLayout
 from coli.store.stats import StoreStats, TraceSink
 
@@ -49,10 +51,13 @@ class ExpertStore:
         reader_threads: int = 2,
         prefetch_slots: int = 0,
         trace: TraceSink | None = None,
+        guard: MemoryGuard | None = None,
+        notice: Notice = lambda line: None,
     ) -> None:
         """
         Args:
             layouts: by layer index, the layers that have routed experts.
+            guard: asked after every forward whether memory has to be given back.
             places: at least as many as the policy's slots, its transient slots, its pins and `prefetch_slots`.
             prefetch_slots: records that `prefetch` may hold before they are demanded; 0: no prefetch.
         """
@@ -62,6 +67,8 @@ class ExpertStore:
         self._layouts = dict(layouts)
         self._places = places
         self._trace = trace
+        self._guard = guard
+        self._notice = notice
         self._inflight: dict[int, Read] = {}
         self._staged: dict[int, Read] = {}  # prefetched and not demanded yet, oldest first
         self._prefetch_slots = prefetch_slots
@@ -111,6 +118,22 @@ class ExpertStore:
         if self._trace is not None:
             self._trace.settled(committed_rows)
         self.policy.settle(committed_rows)
+        if self._guard is not None:
+            excess, source = self._guard.excess()
+            if excess and (freed := self.shrink(excess)):
+                self._notice(f"memory: {source} is nearly used up: gave back {megabytes(freed)} of experts")
+
+    def shrink(self, nbytes: int) -> int:
+        """Give at least `nbytes` back to the system, coldest experts first; return how many could be given."""
+        self._end_union()
+        freed = 0
+        while freed < nbytes:
+            slab = self._places.last_slab()
+            if slab is None or self.policy.pinned.intersection(slab.keys) or not self._vacate(slab):
+                break
+            self._places.release_slab(slab)
+            freed += slab.slots * slab.slot_bytes
+        return freed
 
     def prefetch(self, layer_idx: int, expert_ids: Sequence[int]) -> None:
         """Read experts that may be wanted soon, behind all demanded reads and into places of their own."""
@@ -273,6 +296,20 @@ class ExpertStore:
         if self._places.holds(key):
             self.residency.flat[key] = 0
             self._places.give_back(key)
+
+    def _vacate(self, slab: SlabContents) -> bool:
+        """Empty a slab and take its places away from the pools of that record size; False: they are the last."""
+        layers = [i for i, layout in self._layouts.items() if layout.record_bytes == slab.slot_bytes]
+        pools = sorted({self.policy.pool_of(i * self.num_experts) for i in layers})
+        if not self.policy.can_shrink(pools, slab.slots):
+            return False
+        for key in slab.keys:
+            self._evict(key)
+            self._staged.pop(key, None)
+            self.policy.discard(key)
+        for key in self.policy.shrink(pools, slab.slots):
+            self._evict(key)
+        return True
 
     def _unstage_oldest(self) -> bool:
         for key in self._staged:

@@ -35,7 +35,25 @@ class RecordPlaces(Protocol):
 
     def finish(self, read: Read) -> None: ...
 
+    def last_slab(self) -> "SlabContents | None":
+        """The piece of memory to give back to the system next; None: none can be spared."""
+        ...
+
+    def release_slab(self, contents: "SlabContents") -> None:
+        """Unmap it; its keys have been given back."""
+        ...
+
     def close(self) -> None: ...
+
+
+@dataclass(frozen=True, slots=True)
+class SlabContents:
+    """A slab of `slots` slots of `slot_bytes` and the keys that live in it."""
+
+    slot_bytes: int
+    slab_idx: int
+    slots: int
+    keys: list[int]
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,6 +117,18 @@ class SlabPlaces:
     def finish(self, read: Read) -> None:
         pass
 
+    def last_slab(self) -> SlabContents | None:
+        arena = max(self._arenas.values(), key=lambda arena: arena.nbytes)
+        if len(arena.slabs) < 2:
+            return None
+        slab_idx = max(arena.slabs)
+        keys = [key for key, (owner, slot) in self._slots.items() if owner is arena and slot.slab_idx == slab_idx]
+        return SlabContents(arena.slot_bytes, slab_idx, arena.slabs[slab_idx].count, keys)
+
+    def release_slab(self, contents: SlabContents) -> None:
+        self.toucher.close()
+        self._arenas[contents.slot_bytes].release_slab(contents.slab_idx)
+
     def close(self) -> None:
         self.toucher.close()
         self._files.close()
@@ -142,6 +172,16 @@ class MappedPlaces:
     def perform(self, read: Read) -> None:
         extent, _ = read.place
         self._files.populate(extent.path, extent.offset, extent.nbytes)
+
+    def last_slab(self) -> SlabContents | None:
+        """Views can be given back one by one."""
+        return SlabContents(max(layout.record_bytes for layout in self._layouts.values()), 0, 1, [])
+
+    def release_slab(self, contents: SlabContents) -> None:
+        for key in sorted(self._to_drop):
+            extent = file_range(self._layouts, self._num_experts, key)
+            self._files.drop(extent.path, extent.offset, extent.nbytes)
+        self._to_drop.clear()
 
     def finish(self, read: Read) -> None:
         _, drops = read.place

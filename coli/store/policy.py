@@ -178,13 +178,26 @@ class ResidencyPolicy:
         if pool.order.discard(key):
             pool.free += 1
 
-    def shrink(self, pool_idx: int, slots: int) -> None:
-        """Take `slots` free places away for good."""
-        pool = self.pools[pool_idx]
-        assert slots <= pool.free
-        assert slots < pool.slots
-        pool.slots -= slots
-        pool.free -= slots
+    def can_shrink(self, pool_idxs: Sequence[int], places: int) -> bool:
+        """Whether every pool keeps a place when `places` are taken away."""
+        return sum(self.pools[i].slots - 1 for i in pool_idxs) >= places
+
+    def shrink(self, pool_idxs: Sequence[int], places: int) -> list[int]:
+        """Take `places` away for good, empty ones of the largest pools first; return the keys that had to leave."""
+        assert self.can_shrink(pool_idxs, places)
+        pools = [self.pools[i] for i in pool_idxs]
+        self._tell()
+        evicted = []
+        for _ in range(places):
+            pool = max((p for p in pools if p.slots > 1), key=lambda p: (p.free > 0, p.slots))
+            if pool.free:
+                pool.free -= 1
+            else:
+                coldest = pool.order.victim(frozenset())
+                assert coldest is not None
+                evicted.append(coldest)
+            pool.slots -= 1
+        return evicted
 
     def resident(self) -> list[int]:
         """Cached keys of every pool, ascending; pins not included."""

@@ -46,6 +46,7 @@ class Slab:
         self.nbytes = self._array.nbytes
         with contextlib.suppress(OSError):  # a kernel without huge pages: slower reads, same bytes
             syscalls.madvise(self.address, self.nbytes, syscalls.MADV_HUGEPAGE)
+        self.count = slots
         self._slot_bytes = slot_bytes
         self._slab_idx = slab_idx
 
@@ -64,14 +65,17 @@ class SlotArena:
         assert slot_bytes % mmap.PAGESIZE == 0
         self.slot_bytes = slot_bytes
         self.slots = slots
-        self.slabs: list[Slab] = []
+        self.slabs: dict[int, Slab] = {}
         self._free: list[Slot] = []
         per_slab = max(1, SLAB_BYTES // slot_bytes)
-        for start in range(0, slots, per_slab):
-            slab = Slab(len(self.slabs), slot_bytes, min(per_slab, slots - start))
-            self.slabs.append(slab)
+        for slab_idx, start in enumerate(range(0, slots, per_slab)):
+            slab = self.slabs[slab_idx] = Slab(slab_idx, slot_bytes, min(per_slab, slots - start))
             self._free.extend(slab.slots())
         self._free.reverse()  # the first slab, touched first, is used first
+
+    @property
+    def nbytes(self) -> int:
+        return sum(slab.nbytes for slab in self.slabs.values())
 
     @property
     def free(self) -> int:
@@ -83,12 +87,19 @@ class SlotArena:
     def give_back(self, slot: Slot) -> None:
         self._free.append(slot)
 
+    def release_slab(self, slab_idx: int) -> None:
+        """Unmap a slab whose slots are all free; nobody may hold a view of it."""
+        kept = [slot for slot in self._free if slot.slab_idx != slab_idx]
+        assert len(self._free) - len(kept) == self.slabs[slab_idx].count
+        self._free = kept
+        self.slots -= self.slabs.pop(slab_idx).count
+
 
 class SlabToucher:
     """Faults the slabs in from a thread of its own, so that reads do not pay for it. Changes no byte."""
 
     def __init__(self, arenas: Sequence[SlotArena]) -> None:
-        self._ranges = [(slab.address, slab.nbytes) for arena in arenas for slab in arena.slabs]
+        self._ranges = [(slab.address, slab.nbytes) for arena in arenas for slab in arena.slabs.values()]
         self._stop = False
         self.touched_bytes = 0
         self.seconds = 0.0

@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 from store.fake_records import RECORD_BYTES, FakeLayout, record
 
 from coli.store.expert_store import ExpertStore
+from coli.store.memory import MemoryGuard
 from coli.store.orders import EvictionOrder, LruOrder
 from coli.store.places import MappedPlaces, RecordPlaces, SlabPlaces
 from coli.store.policy import PoolSize, ResidencyPolicy
@@ -42,6 +43,7 @@ def make_store(
     reader_threads: int = 2,
     prefetch_slots: int = 0,
     trace: TraceSink | None = None,
+    guard: MemoryGuard | None = None,
 ) -> ExpertStore:
     """`slots`: of one pool for all layers, or one PoolSize per layer."""
     L = len(layouts)
@@ -52,8 +54,9 @@ def make_store(
     total += len(pinned) + prefetch_slots
     places = make_places(layouts, num_experts, mode, total, preadv or os.preadv, notices if notices is not None else [])
     return ExpertStore(
-        layouts, policy, wrap(places), reader_threads=reader_threads, prefetch_slots=prefetch_slots, trace=trace
-    )
+        layouts, policy, wrap(places), reader_threads=reader_threads, prefetch_slots=prefetch_slots, trace=trace,
+        guard=guard, notice=notices.append if notices is not None else lambda line: None,
+    )  # fmt: skip
 
 
 def bytes_at(address: int, count: int = RECORD_BYTES) -> NDArray[np.uint8]:
