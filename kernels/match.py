@@ -1,7 +1,7 @@
 """Suffix search in a sorted index of n-grams, and drafts from the successors of all orders.
 
-An index is a sequence of ids and its positions sorted by the ids before them, read backwards (coli.drafts.suffix_order),
-so the occurrences of a context of any order are one range. Ranges of at least 256 have their successors summed up.
+An index is a sequence of ids and its positions sorted by the ids before them, read backwards, so the occurrences of a
+context of any order are one range (coli.drafts.suffix_order). Ranges of at least 256 have their successors summed up.
 Nothing here reaches a logit: a draft is only a guess.
 """
 
@@ -15,13 +15,14 @@ from coli.kernels.transcendental import exp64, log64
 
 MAX_ORDER = 10
 ATTENTIVE, SINGLE_ORDER, WITTEN_BELL = 0, 1, 2
+ARRAY_TYPES = ("i4", "u4", "i8", "i8", "u4", "u4", "f4", "i8", "i4", "u4")
 HEAVY = 256  # ranges of this size have an entry among the heavy contexts
 SLOTS = 8192  # of the accumulator: at most 10 orders x 256 successors are in it
 MAX_DRAFTED = 63
 RELIABLE = 16  # occurrences beyond which a context counts as no more reliable
 
-# words of the index block: 0 tokens, 1 their number, 2 positions, 3 their number, 4 first, 5 vocabulary, then of the heavy
-# contexts 6 keys, 7 their number, 8 latest, 9 types, 10 entropy, 11 first, 12 ids, 13 counts, 14 number of ids
+# words of the index block: 0 tokens, 1 their number, 2 positions, 3 their number, 4 first, 5 vocabulary, then of the
+# heavy contexts 6 keys, 7 their number, 8 latest, 9 types, 10 entropy, 11 first, 12 ids, 13 counts, 14 number of ids
 # A file may be damaged where nobody looked: whatever is read from it is brought into range before it is an index.
 
 
@@ -154,7 +155,7 @@ def _clear(table, used):
 
 @device
 def _summarize(index, table, low, high, entry, ids):
-    """(successors kept, distinct successors, entropy in nats) of a range; those of a light one go to ids (id, count)."""
+    """(successors kept, distinct ones, entropy in nats) of a range; those of a light one go to ids (id, count)."""
     if entry >= 0:
         first, last = load_i64(_word(index, 11) + 8 * entry), load_i64(_word(index, 11) + 8 * entry + 8)
         kept = min(max(last, 0), _word(index, 14)) - max(first, 0)
@@ -294,18 +295,33 @@ DRAFT = Stage(_draft)
 class IndexArrays:
     """One index in memory or mapped, and the scratch memory of searches in it. One thread at a time.
 
-    tokens int32 (n,), ids and separators (-1), the first MAX_ORDER separators; positions uint32 (m,); first int64 (V + 1,)
-    range of the positions behind each id; of the contexts with at least HEAVY occurrences keys int64 (h,) start << 4 |
-    order ascending, latest uint32 (h,), types uint32 (h,), entropy float32 (h,), heavy_first int64 (h + 1,) range in ids
-    int32 (e,) and counts uint32 (e,), at most 256 successors a context, best first. Values out of range give wrong
-    drafts, never a wrong access. A context beyond the summed-up orders must not be asked of `draft` and `law`."""
+    tokens int32 (n,), ids and separators (-1), the first MAX_ORDER separators; positions uint32 (m,); first int64
+    (V + 1,) range of the positions behind each id; of the contexts with at least HEAVY occurrences keys int64 (h,)
+    start << 4 | order ascending, latest and types uint32 (h,), entropy float32 (h,), heavy_first int64 (h + 1,) range
+    in ids int32 (e,) and counts uint32 (e,), at most 256 successors a context, best first. Values out of range
+    give wrong drafts, never a wrong access. `draft` and `law` must not be asked for orders that were not summed up."""
 
-    def __init__(self, tokens, positions, first, keys, latest, types, entropy, heavy_first, ids, counts):
+    def __init__(
+        self,
+        tokens: np.ndarray,
+        positions: np.ndarray,
+        first: np.ndarray,
+        keys: np.ndarray,
+        latest: np.ndarray,
+        types: np.ndarray,
+        entropy: np.ndarray,
+        heavy_first: np.ndarray,
+        ids: np.ndarray,
+        counts: np.ndarray,
+    ) -> None:
         self._arrays = (tokens, positions, first, keys, latest, types, entropy, heavy_first, ids, counts)
-        for array, dtype in zip(self._arrays, ("i4", "u4", "i8", "i8", "u4", "u4", "f4", "i8", "i4", "u4"), strict=True):
-            assert array.dtype == np.dtype(dtype) and array.ndim == 1 and array.flags.c_contiguous
-        assert len(heavy_first) == len(keys) + 1 and len(ids) == len(counts) and len(tokens) > 0 and len(first) > 0
-        assert len(latest) == len(types) == len(entropy) == len(keys)
+        for array, dtype in zip(self._arrays, ARRAY_TYPES, strict=True):
+            assert array.dtype == np.dtype(dtype)
+            assert array.ndim == 1
+            assert array.flags.c_contiguous
+        assert len(tokens) > 0
+        assert len(latest) == len(types) == len(entropy) == len(keys) == len(heavy_first) - 1
+        assert len(ids) == len(counts)
         self._block = arguments(
             address(tokens), len(tokens), address(positions), len(positions), address(first), len(first) - 1,
             address(keys), len(keys), address(latest), address(types), address(entropy), address(heavy_first),
@@ -369,14 +385,15 @@ class IndexArrays:
         reliability: float = 1.0,
         penalty: float = 0.5,
     ) -> tuple[np.ndarray, np.ndarray]:
-        """ids int64 (m,) and probabilities float64 (m,) of the mixture behind context, in no order; empty if unknown."""
+        """ids int64 (m,) and probabilities float64 (m,) of the mixture behind context, unordered; empty if unknown."""
         knobs = float(order_bias), float(temperature), float(reliability), float(penalty)
         ids, chances = np.empty(MAX_ORDER * HEAVY, np.int64), np.empty(MAX_ORDER * HEAVY, np.float64)
         _, used = self._draft(context, 1, max_order, mode, knobs, address(ids), address(chances))
         return ids[:used], chances[:used]
 
     def _draft(self, context, k, max_order, mode, knobs, law_ids, law):
-        assert 1 <= max_order <= MAX_ORDER and 0 <= k <= MAX_DRAFTED
+        assert 1 <= max_order <= MAX_ORDER
+        assert 0 <= k <= MAX_DRAFTED
         n = self._load(context, max_order)
         block = arguments(
             address(self._block), address(self._context), n, max_order, mode, *knobs, k, address(self._scratch),

@@ -1,0 +1,207 @@
+"""The file of an n-gram index: a plain safetensors file that is mapped, never read as a whole.
+
+Fixes names, types and order of its arrays and what its header says; checks all of that at open, in milliseconds.
+Built by coli.tools.index_build; searched by coli.drafts.ngram_index.
+"""
+
+from __future__ import annotations
+
+import json
+import mmap
+import os
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, fields
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from coli.errors import CorpusError
+
+FORMAT = "coli n-gram index"
+VERSION = 1
+DEPTH = 10  # ids the order is sorted by, and separators in front of the tokens
+MAX_TOKENS = (1 << 32) - 1
+HEADER_BYTES = 1 << 16
+# in file order; tokens are padded so that every 8-byte array begins at a multiple of 8
+ARRAYS: Mapping[str, str] = {
+    "positions": "U32",  # (m,) positions that follow at least one id, sorted by the ids before them, read backwards
+    "tokens": "I32",  # (n,) ids, -1 between documents, DEPTH of them in front
+    "first": "I64",  # (vocab_size + 1,) range of the positions behind each id
+    "heavy.keys": "I64",  # (h,) start << 4 | order of the contexts seen at least 256 times
+    "heavy.first": "I64",  # (h + 1,) range of their successors in ids and counts
+    "documents.start": "I64",  # (d,) index in tokens of each document's first id
+    "documents.offset": "I64",  # (d,) byte in its source at which the document begins
+    "documents.source": "I32",  # (d,) index in the list of source names
+    "heavy.latest": "U32",  # (h,) highest position of each
+    "heavy.types": "U32",  # (h,) distinct successors
+    "heavy.entropy": "F32",  # (h,) of the successors, nats
+    "heavy.ids": "I32",  # (e,) the 256 most frequent successors
+    "heavy.counts": "U32",  # (e,)
+    "sources": "U8",  # JSON list of source names
+}
+DTYPES: Mapping[str, np.dtype[Any]] = {
+    "I32": np.dtype("<i4"),
+    "U32": np.dtype("<u4"),
+    "I64": np.dtype("<i8"),
+    "F32": np.dtype("<f4"),
+    "U8": np.dtype("u1"),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class IndexHeader:
+    """What the metadata of an index says.
+
+    vocab_size: ids are below it; tokenizer: fingerprint of the tokenizer that made the ids; max_order: longest context
+    that is drafted from; span_files: whether n-grams may cross documents; prune: pairs of ids seen less often are left
+    out; num_ids, num_documents; contexts: distinct contexts of 1, 2 .. max_order ids; digest: SHA-256 of the arrays.
+    """
+
+    vocab_size: int
+    tokenizer: str
+    max_order: int
+    span_files: bool
+    prune: int
+    num_ids: int
+    num_documents: int
+    contexts: tuple[int, ...]
+    digest: str
+
+
+def metadata(header: IndexHeader) -> dict[str, str]:
+    """The header as safetensors metadata (text to text)."""
+    return {"format": FORMAT, "version": str(VERSION), "index": json.dumps(asdict(header), sort_keys=True)}
+
+
+def header_bytes(header: IndexHeader, lengths: Mapping[str, int]) -> bytes:
+    """The first HEADER_BYTES bytes of the file: length prefix, JSON table, spaces."""
+    table: dict[str, object] = {"__metadata__": metadata(header)}
+    at = 0
+    for name, dtype in ARRAYS.items():
+        end = at + lengths[name] * DTYPES[dtype].itemsize
+        table[name] = {"dtype": dtype, "shape": [lengths[name]], "data_offsets": [at, end]}
+        at = end
+    text = json.dumps(table, separators=(",", ":")).encode()
+    return (HEADER_BYTES - 8).to_bytes(8, "little") + text.ljust(HEADER_BYTES - 8)
+
+
+def looks_like_an_index(path: Path) -> bool:
+    """Whether the file begins as safetensors files do; a corpus of the seed is text. False if it cannot be read."""
+    try:
+        if not path.is_file():
+            return False
+        with path.open("rb") as file:
+            start = file.read(9)
+    except OSError:
+        return False
+    return len(start) == 9 and start[8:] == b"{" and int.from_bytes(start[:8], "little") < 1 << 40
+
+
+def open_index(path: Path) -> tuple[IndexHeader, dict[str, NDArray[Any]]]:
+    """Map an index. Raises CorpusError naming the file and what is wrong with it.
+
+    The arrays are views of the mapping; their values are not checked here (searches bring them into range).
+    """
+    try:
+        with path.open("rb") as file:
+            size = os.fstat(file.fileno()).st_size
+            start = file.read(HEADER_BYTES)
+            _refuse_others(path, start)
+            header, lengths, end = _parse(path, start)
+            if size != HEADER_BYTES + end:
+                fault = "cut short" if size < HEADER_BYTES + end else "too long"
+                raise CorpusError(f"{path}: {fault}: expected {HEADER_BYTES + end} bytes, found {size}; build it again")
+            mapping = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+    except OSError as error:
+        raise CorpusError(f"{path}: cannot be read: {error.strerror or error}") from None
+    if hasattr(mmap, "MADV_RANDOM"):
+        mapping.madvise(mmap.MADV_RANDOM)  # searches touch single pages
+    arrays: dict[str, NDArray[Any]] = {}
+    at = HEADER_BYTES
+    for name, dtype in ARRAYS.items():
+        arrays[name] = np.frombuffer(mapping, DTYPES[dtype], lengths[name], at)
+        at += arrays[name].nbytes
+    return header, arrays
+
+
+def _refuse_others(path: Path, start: bytes) -> None:
+    """Name the kinds of file that are likely to be offered by mistake."""
+    if start[:1] == b"\x80" and start[1:2] in (b"\x02", b"\x03", b"\x04", b"\x05"):
+        raise CorpusError(f"{path}: a pickle, which could run code; build an index with `coli graph build` instead")
+    if len(start) < 9 or start[8:9] != b"{" or int.from_bytes(start[:8], "little") > 1 << 40:
+        raise CorpusError(f"{path}: not an n-gram index; build one with `coli graph build` or `coli corpus build`")
+
+
+def _parse(path: Path, start: bytes) -> tuple[IndexHeader, dict[str, int], int]:
+    """(header, array lengths, bytes of data) from the first bytes of the file."""
+    if len(start) < HEADER_BYTES:
+        raise CorpusError(f"{path}: header cut short: expected {HEADER_BYTES} bytes, found {len(start)}")
+    try:
+        table = json.loads(start[8 : int.from_bytes(start[:8], "little") + 8])
+        notes = table["__metadata__"]
+        kind, version = notes["format"], notes["version"]
+    except (ValueError, KeyError, TypeError, RecursionError):
+        raise CorpusError(f"{path}: a safetensors file, but no n-gram index; `coli graph build` makes one") from None
+    if kind != FORMAT:
+        raise CorpusError(f"{path}: format {kind!r}, expected {FORMAT!r}")
+    if version != str(VERSION):
+        raise CorpusError(f"{path}: index version {version!r}, this coli reads {VERSION}; build it again")
+    header = _header(path, notes.get("index"))
+    lengths: dict[str, int] = {}
+    at = 0
+    for name, dtype in ARRAYS.items():
+        entry = table.get(name)
+        length = entry["shape"][0] if _is_vector(entry) else -1
+        end = at + length * DTYPES[dtype].itemsize
+        if length < 0 or entry != {"dtype": dtype, "shape": [length], "data_offsets": [at, end]}:
+            raise CorpusError(f"{path}: array {name}: expected {dtype} in one dimension at byte {at}, found {entry}")
+        lengths[name] = length
+        at = end
+    _check_lengths(path, header, lengths)
+    return header, lengths, at
+
+
+def _is_vector(entry: object) -> bool:
+    if not isinstance(entry, dict):
+        return False
+    shape = entry.get("shape")
+    return isinstance(shape, list) and len(shape) == 1 and type(shape[0]) is int and 0 <= shape[0] < 1 << 40
+
+
+def _header(path: Path, text: object) -> IndexHeader:
+    try:
+        values = json.loads(text) if isinstance(text, str) else None
+        assert isinstance(values, dict)
+        values["contexts"] = tuple(values["contexts"])
+        header = IndexHeader(**values)
+        for field in fields(IndexHeader):
+            wanted = {"int": int, "str": str, "bool": bool}.get(str(field.type), tuple)
+            assert type(getattr(header, field.name)) is wanted
+    except (ValueError, KeyError, TypeError, AssertionError, RecursionError):
+        raise CorpusError(f"{path}: the metadata `index` is not what this version writes; build it again") from None
+    if not (0 < header.vocab_size < 1 << 24 and 1 <= header.max_order <= DEPTH):
+        raise CorpusError(
+            f"{path}: vocabulary of {header.vocab_size}, order {header.max_order}: expected orders 1..{DEPTH}"
+        )
+    return header
+
+
+def _check_lengths(path: Path, header: IndexHeader, lengths: Mapping[str, int]) -> None:
+    heavy, documents = lengths["heavy.keys"], lengths["documents.start"]
+    expected = {
+        "first": header.vocab_size + 1,
+        "heavy.first": heavy + 1,
+        "heavy.latest": heavy,
+        "heavy.types": heavy,
+        "heavy.entropy": heavy,
+        "heavy.counts": lengths["heavy.ids"],
+        "documents.source": documents,
+        "documents.offset": documents,
+    }
+    for name, length in expected.items():
+        if lengths[name] != length:
+            raise CorpusError(f"{path}: array {name}: expected {length} values, found {lengths[name]}")
+    if not DEPTH <= lengths["tokens"] <= MAX_TOKENS or lengths["positions"] > lengths["tokens"]:
+        raise CorpusError(f"{path}: {lengths['tokens']} tokens and {lengths['positions']} positions do not fit")

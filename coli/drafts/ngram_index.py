@@ -1,0 +1,156 @@
+"""An n-gram index that is open: longest suffixes for the corpus source, laws of all orders for the graph source.
+
+Checks that the index belongs to this model. Holds the mapping and the searches' scratch memory; one thread.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from coli.drafts.frozen_index import LONGEST_MATCH, SHORTEST_MATCH
+from coli.drafts.index_file import DEPTH, IndexHeader, open_index
+from coli.errors import CorpusError
+from coli.kernels.match import ATTENTIVE, SINGLE_ORDER, WITTEN_BELL, IndexArrays
+
+MIXES = {"attentive": ATTENTIVE, "single": SINGLE_ORDER, "witten-bell": WITTEN_BELL}
+
+
+@dataclass(frozen=True, slots=True)
+class Mixing:
+    """How the orders are weighed: semantics 8. mix is a key of MIXES; the other knobs serve `attentive`."""
+
+    mix: str = "attentive"
+    order_bias: float = 1.0
+    mix_temperature: float = 1.0
+    reliability_weight: float = 1.0
+    entropy_penalty: float = 0.5
+
+    @property
+    def arguments(self) -> tuple[int, float, float, float, float]:
+        """As the kernel takes them."""
+        knobs = self.order_bias, self.mix_temperature, self.reliability_weight, self.entropy_penalty
+        return (MIXES[self.mix], *knobs)
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where an id came from: the source's name, the document's first byte in it, ids between that and the id."""
+
+    source: str
+    document_offset: int
+    document_ids: tuple[int, ...]
+
+
+class NgramIndex:
+    """Read access to one index."""
+
+    def __init__(self, path: Path) -> None:
+        """Map the file at `path`; CorpusError if it is no index."""
+        self.path = path
+        self.header, self._arrays = open_index(path)
+        arrays = self._arrays
+        self._search = IndexArrays(
+            *(arrays[name] for name in ("tokens", "positions", "first", "heavy.keys", "heavy.latest", "heavy.types")),
+            *(arrays[name] for name in ("heavy.entropy", "heavy.first", "heavy.ids", "heavy.counts")),
+        )
+        self.num_ids = self.header.num_ids
+
+    @classmethod
+    def open(cls, path: Path, *, vocab_size: int, tokenizer: str) -> NgramIndex:
+        """Open the index of a model: its ids must be made by the tokenizer with this fingerprint."""
+        index = cls(path)
+        if index.header.tokenizer != tokenizer:
+            raise CorpusError(
+                f"{path}: made with another tokenizer ({index.header.tokenizer[:12]}, the model's is "
+                f"{tokenizer[:12]}); build it again for this model"
+            )
+        if index.header.vocab_size > vocab_size:
+            raise CorpusError(
+                f"{path}: made for {index.header.vocab_size} ids, the model has {vocab_size}; build it again"
+            )
+        return index
+
+    def longest_match(self, context: Sequence[int]) -> tuple[int, int] | None:
+        """(position behind the match, match length) for the longest suffix of 8..3 ids, most recent first."""
+        ranges, latest = self._search.search(context, LONGEST_MATCH)
+        length = len(ranges)
+        return (latest, length) if length >= SHORTEST_MATCH else None
+
+    def following(self, position: int, limit: int) -> list[int]:
+        """Up to `limit` ids from `position` on, to the end of the document."""
+        ids: list[int] = self._arrays["tokens"][position : position + limit].tolist()
+        for index, token_id in enumerate(ids):
+            if token_id < 0:
+                return ids[:index]
+        return ids
+
+    def draft(self, context: Sequence[int], k: int, mixing: Mixing, max_order: int | None = None) -> _Drafted:
+        """Up to k ids behind `context`, each the likeliest of its mixture: (ids, probabilities, matched orders)."""
+        order = min(max_order or DEPTH, self.header.max_order)
+        return self._search.draft(context, k, order, *mixing.arguments)
+
+    def law(self, context: Sequence[int], mixing: Mixing, max_order: int | None = None) -> _Law:
+        """The mixture behind `context`: ids int64 (m,) and probabilities float64 (m,) of sum 1; empty if unknown."""
+        order = min(max_order or DEPTH, self.header.max_order)
+        return self._search.law(context, order, *mixing.arguments)
+
+    def count(self, context: Sequence[int]) -> int:
+        """How often `context` (1..DEPTH ids) is followed by an id of its document."""
+        ranges, _ = self._search.search(context, min(len(context), DEPTH))
+        if len(ranges) < len(context):
+            return 0
+        return int(ranges[-1, 1] - ranges[-1, 0])
+
+    def successors(self, context: Sequence[int]) -> dict[int, int]:
+        """id -> how often it follows `context` (1..DEPTH ids), all of them, lowest id first."""
+        return dict(zip(*(part.tolist() for part in self._successors(context)), strict=True))
+
+    def _successors(self, context: Sequence[int]) -> tuple[NDArray[Any], NDArray[Any]]:
+        positions = self.positions(context)
+        return np.unique(self._arrays["tokens"][positions], return_counts=True)
+
+    def positions(self, context: Sequence[int]) -> NDArray[np.uint32]:
+        """All positions behind `context` (1..DEPTH ids), in the order of the index."""
+        ranges, _ = self._search.search(context, min(len(context), DEPTH))
+        low, high = ranges[-1].tolist() if len(context) and len(ranges) == len(context) else (0, 0)
+        found: NDArray[np.uint32] = self._arrays["positions"][low:high]
+        return found
+
+    def place(self, position: int) -> Place:
+        """Which document the id at `position` belongs to."""
+        starts = self._arrays["documents.start"]
+        document = int(np.searchsorted(starts, position, side="right")) - 1
+        start = int(starts[document])
+        return Place(
+            self.sources[int(self._arrays["documents.source"][document])],
+            int(self._arrays["documents.offset"][document]),
+            tuple(self._arrays["tokens"][start:position].tolist()),
+        )
+
+    @property
+    def sources(self) -> list[str]:
+        """Names of the files (and streams) the index was made of."""
+        names: list[str] = json.loads(self._arrays["sources"].tobytes())
+        return names
+
+    @property
+    def nbytes(self) -> dict[str, int]:
+        """Bytes of each array."""
+        return {name: array.nbytes for name, array in self._arrays.items()}
+
+    def array(self, name: str) -> NDArray[Any]:
+        """One of the file's arrays, for `add` and `view`."""
+        return self._arrays[name]
+
+
+_Drafted = tuple[list[int], list[float], list[int]]
+_Law = tuple[NDArray[np.int64], NDArray[np.float64]]
+
+__all__ = ["DEPTH", "IndexHeader", "Mixing", "NgramIndex", "Place"]

@@ -1,0 +1,229 @@
+"""What an index is built from: files, folders, globs and standard input, as documents of text or of token ids.
+
+Finds inputs in a stable order and cuts them into documents, each with the byte it begins at. Reads piece by piece.
+Knows nothing of tokenizers or of the index.
+"""
+
+from __future__ import annotations
+
+import codecs
+import glob
+import json
+import os
+import re
+import sys
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import BinaryIO
+
+from coli.errors import CorpusError, OptionError
+
+TEXT, JSON_LINES, IDS, LOG = "text", "jsonl", "ids", "log"
+KINDS = (TEXT, JSON_LINES, IDS, LOG)
+SUFFIXES = {".txt": TEXT, ".md": TEXT, ".jsonl": JSON_LINES}
+STDIN = "-"
+PIECE_BYTES = 1 << 20
+MAX_LINE_BYTES = 256 << 20
+_LOG_LINE = re.compile(rb"\[TOKENS\][0-9 ]*generated:([0-9 ]*)")
+_NOT_IDS = re.compile(rb"[^0-9+\- \t\n\r\v\f]")
+
+
+@dataclass(frozen=True, slots=True)
+class Input:
+    """One file or `-`. kind: how it is read; size and mtime_ns tell whether it changed (0 for a stream)."""
+
+    path: str
+    kind: str
+    size: int
+    mtime_ns: int
+
+
+@dataclass(frozen=True, slots=True)
+class Document:
+    """A piece of text or a run of ids that n-grams do not leave. offset: byte of its input it begins at.
+
+    Exactly one of `text` (to be read once, in order) and `ids` is given.
+    """
+
+    offset: int
+    text: Iterator[str] | None = None
+    ids: Sequence[int] | None = None
+
+
+def find_inputs(names: Sequence[str], kind: str | None) -> list[Input]:
+    """The inputs behind files, folders (their .txt, .md and .jsonl files, all levels), globs and `-`.
+
+    kind: read all of them as this; None: by name and content. Raises OptionError for a name that leads nowhere.
+    """
+    found: list[Input] = []
+    for name in names:
+        if name == STDIN:
+            found.append(Input(STDIN, kind or TEXT, 0, 0))
+            continue
+        matches = sorted(glob.glob(name, recursive=True)) if not os.path.lexists(name) else [name]
+        if not matches:
+            raise OptionError(f"{name}: no such file or folder")
+        for match in matches:
+            paths = _in_folder(Path(match)) if os.path.isdir(match) else [Path(match)]
+            if not paths:
+                raise OptionError(f"{match}: no .txt, .md or .jsonl file in this folder")
+            found.extend(_input(path, kind) for path in paths)
+    return found
+
+
+def _in_folder(folder: Path) -> list[Path]:
+    paths = (Path(parent, name) for parent, _, names in os.walk(folder) for name in names)
+    return sorted(path for path in paths if path.suffix.lower() in SUFFIXES and path.is_file())
+
+
+def _input(path: Path, kind: str | None) -> Input:
+    try:
+        status = path.stat()
+        if kind is None:
+            kind = SUFFIXES.get(path.suffix.lower(), TEXT)
+            if kind == TEXT:
+                kind = _sniffed(path)
+    except OSError as error:
+        raise OptionError(f"{path}: {error.strerror or error}") from None
+    return Input(str(path), kind, status.st_size, status.st_mtime_ns)
+
+
+def _sniffed(path: Path) -> str:
+    """A frozen corpus of the seed, a log with [TOKENS] lines, or plain text."""
+    with path.open("rb") as file:
+        start = file.read(1 << 16)
+    if _LOG_LINE.search(start):
+        return LOG
+    return IDS if start.strip() and not _NOT_IDS.search(start) else TEXT
+
+
+def documents(source: Input, *, field: str = "text", vocab_size: int) -> Iterator[Document]:
+    """The documents of one input, in order. Ids are checked against the vocabulary.
+
+    Raises CorpusError naming the input, the byte or line and what is wrong with it.
+    """
+    try:
+        if source.path == STDIN:
+            yield from _documents(sys.stdin.buffer, source, field, vocab_size)
+        else:
+            with open(source.path, "rb") as file:
+                yield from _documents(file, source, field, vocab_size)
+    except OSError as error:
+        raise CorpusError(f"{_name(source)}: cannot be read: {error.strerror or error}") from None
+
+
+def _documents(file: BinaryIO, source: Input, field: str, vocab_size: int) -> Iterator[Document]:
+    if source.kind == TEXT:
+        yield Document(0, text=_text(file, source))
+    elif source.kind == JSON_LINES:
+        yield from _json_lines(file, source, field)
+    elif source.kind == LOG:
+        for offset, line in _lines(file, source):
+            for match in _LOG_LINE.finditer(line):
+                ids = [int(digits) for digits in match[1].split()]
+                _check_ids(ids, source, offset, vocab_size)
+                yield Document(offset, ids=ids)
+    else:
+        yield from _id_runs(file, source, vocab_size)
+
+
+def _text(file: BinaryIO, source: Input) -> Iterator[str]:
+    """Decoded pieces. A zero byte means that this is no text."""
+    decoder = codecs.getincrementaldecoder("utf-8-sig")()
+    offset = 0
+    while True:
+        data = file.read(PIECE_BYTES)
+        zero = data.find(b"\0")
+        if zero >= 0:
+            raise CorpusError(f"{_name(source)}: a zero byte at byte {offset + zero}: a binary file, not text")
+        pending = len(decoder.getstate()[0])
+        try:
+            piece = decoder.decode(data, not data)
+        except UnicodeDecodeError as error:
+            raise CorpusError(
+                f"{_name(source)}: not UTF-8 text at byte {offset - pending + error.start}; convert it first"
+            ) from None
+        offset += len(data)
+        if piece:
+            yield piece
+        if not data:
+            return
+
+
+def _lines(file: BinaryIO, source: Input) -> Iterator[tuple[int, bytes]]:
+    """(byte offset, line); the end of a line belongs to it."""
+    offset = 0
+    while line := file.readline(MAX_LINE_BYTES + 1):
+        if len(line) > MAX_LINE_BYTES:
+            raise CorpusError(f"{_name(source)}: the line at byte {offset} is longer than {MAX_LINE_BYTES} bytes")
+        yield offset, line
+        offset += len(line)
+
+
+def _json_lines(file: BinaryIO, source: Input, field: str) -> Iterator[Document]:
+    for number, (offset, line) in enumerate(_lines(file, source), 1):
+        if not line.strip():
+            continue
+        where = f"{_name(source)}: line {number} at byte {offset}"
+        try:
+            record = json.loads(line)
+        except (ValueError, RecursionError) as error:
+            raise CorpusError(f"{where} is not JSON: {error}") from None
+        text = record.get(field) if isinstance(record, dict) else None
+        if not isinstance(text, str):
+            raise CorpusError(f"{where}: expected an object with text in {field!r} (--field chooses another)")
+        yield Document(offset, text=iter((text,)))
+
+
+def _id_runs(file: BinaryIO, source: Input, vocab_size: int) -> Iterator[Document]:
+    """Runs between negative numbers, as in the seed's corpus file."""
+    run: list[int] = []
+    start = offset = 0
+    for offset, field in _fields(file):
+        if not re.fullmatch(rb"[+-]?[0-9]{1,18}", field):
+            shown = ascii(field[:24].decode("utf-8", "replace"))
+            raise CorpusError(f"{_name(source)}: {shown} at byte {offset}: expected a token id or a negative separator")
+        token_id = int(field)
+        if token_id < 0:
+            if run:
+                yield Document(start, ids=run)
+            run = []
+            continue
+        if not run:
+            start = offset
+        _check_ids([token_id], source, offset, vocab_size)
+        run.append(token_id)
+    if run:
+        yield Document(start, ids=run)
+
+
+def _fields(file: BinaryIO) -> Iterator[tuple[int, bytes]]:
+    """(byte offset, field) between white space; a field cut by the end of a piece is put together again."""
+    offset, rest = 0, b""
+    while True:
+        data = file.read(PIECE_BYTES)
+        text = rest + data
+        whole = len(text) if not data else max(text.rfind(space) for space in b" \t\n\r\v\f") + 1
+        for match in re.finditer(rb"[^ \t\n\r\v\f]+", text[:whole]):
+            yield offset + match.start(), match.group()
+        offset += whole
+        rest = text[whole:]
+        if not data:
+            return
+        if len(rest) > PIECE_BYTES:  # no id is that long
+            yield offset, rest
+            return
+
+
+def _check_ids(ids: Sequence[int], source: Input, offset: int, vocab_size: int) -> None:
+    highest = max(ids, default=0)
+    if highest >= vocab_size:
+        raise CorpusError(
+            f"{_name(source)}: id {highest} at byte {offset} is outside the vocabulary of {vocab_size} ids; "
+            "was it frozen with another model?"
+        )
+
+
+def _name(source: Input) -> str:
+    return "standard input" if source.path == STDIN else source.path
