@@ -23,15 +23,14 @@ from coli import __version__
 from coli.convert.matching import match
 from coli.convert.options import ConvertOptions, ConvertReport
 from coli.convert.plan import Encode, FilePlan, Held, Operation, Pad, Plan, Scales, Vector
-from coli.convert.quantize import encode
-from coli.convert.source import Source
+from coli.convert.quantize import encode, pack
+from coli.convert.source import QuantizedRows, Source
 from coli.convert.work import WorkFolder, refuse_destination
 from coli.convert.writer import FileWriter, header_bytes, write_file
 from coli.errors import CheckpointError
 from coli.model.families import spec_from_config
 from coli.model.tensors import container_spec
 from coli.store.container import Container
-from coli.store.layout import GROUP_SIZE
 from coli.store.manifest import FORMAT_VERSION, MANIFEST, Manifest, container_fingerprint
 
 Notice = Callable[[str], None]
@@ -51,35 +50,35 @@ def convert_source(
     """
     started = time.monotonic()
     destination = Path(os.path.abspath(destination))  # so that "." and "x/.." have a name and a parent
-    dense, experts = options.dense_kind(), options.expert_kind()
+    options.dense_kind(), options.expert_kind()  # refuses unknown names before anything is read
     refuse_destination(source.path, destination)
-    spec = spec_from_config(source.config, source.path / "config.json")
+    spec = spec_from_config(source.config, source.config_path)
     for assumption in spec.assumed:
-        notice(f"config.json has no {assumption.split()[0]}: using {assumption}, the default of {spec.model_type}")
-    plan = Plan(spec, match(source, spec), dense, experts)
-    quantization = {"dense": dense.label, "experts": experts.label, "group_size": str(GROUP_SIZE)}
+        key = assumption.split()[0]
+        notice(f"{source.config_path.name} has no {key}: using {assumption}, the default of {spec.model_type}")
+    plan = Plan(spec, match(source, spec), options)
     signature = source.signature()
-    job = hashlib.sha256(json.dumps([FORMAT_VERSION, __version__, quantization, signature]).encode()).hexdigest()
+    job = hashlib.sha256(json.dumps([FORMAT_VERSION, __version__, plan.kinds(), signature]).encode()).hexdigest()
     with WorkFolder(destination, job) as work:
         resumed = [file for file in plan.files if file.name in work.finished]
         remaining = [file for file in plan.files if file.name not in work.finished]
         if resumed:
             notice(f"continuing an interrupted conversion: {len(resumed)} of {len(plan.files)} files are complete")
-        side_bytes = sum(path.stat().st_size for path in source.side_files)
+        side_bytes = sum(_nbytes(item) for item in source.side_files.values())
         work.check_space(side_bytes + sum(len(header_bytes(file.entries)) + file.data_bytes for file in remaining))
         meter = _Meter(plan, progress, resumed)
         with ThreadPoolExecutor(READERS, "convert-read") as pool:
             for file in remaining:
                 work.record(file.name, _write(plan, file, work.path, pool, options.num_threads(), meter))
         digests = {file.name: work.finished[file.name].sha256 for file in plan.files}
-        for path in source.side_files:
-            digests[path.name] = write_file(work.path / path.name, path.read_bytes())
+        for name, item in source.side_files.items():
+            digests[name] = write_file(work.path / name, _content(item))
         digests["config.json"] = write_file(work.path / "config.json", source.config_text)
         if source.signature() != signature:
             raise CheckpointError(f"{source.path}: changed while it was being converted: convert again")
         digests = dict(sorted(digests.items()))
         layers = plan.layers()
-        manifest = Manifest(source.description, quantization, plan.tensors, spec.num_experts, layers, digests)
+        manifest = Manifest(source.description, plan.quantization, plan.tensors, spec.num_experts, layers, digests)
         fingerprint = container_fingerprint(source.config_text, digests)
         text = json.dumps(manifest.to_json(fingerprint), indent=1)
         write_file(work.path / MANIFEST, text.encode())
@@ -95,6 +94,14 @@ def convert_source(
         seconds=time.monotonic() - started,
         peak_memory_bytes=peak_memory_bytes(),
     )
+
+
+def _nbytes(item: Path | bytes) -> int:
+    return len(item) if isinstance(item, bytes) else item.stat().st_size
+
+
+def _content(item: Path | bytes) -> bytes:
+    return item if isinstance(item, bytes) else item.read_bytes()
 
 
 def peak_memory_bytes() -> int:
@@ -128,7 +135,10 @@ def _write(plan: Plan, file: FilePlan, folder: Path, pool: ThreadPoolExecutor, t
             match step:
                 case Encode(kind=kind):
                     assert block is not None
-                    encoded = encode(kind, block, step.rows.tensor.name, threads)
+                    if isinstance(block, QuantizedRows):
+                        encoded = pack(kind, block)
+                    else:
+                        encoded = encode(kind, block, step.rows.tensor.name, threads)
                     writer.write(encoded.weights.data)
                     if encoded.scales is not None:
                         pending.append(encoded.scales)
@@ -141,7 +151,7 @@ def _write(plan: Plan, file: FilePlan, folder: Path, pool: ThreadPoolExecutor, t
                 case Held(name=name):
                     writer.write(held.pop(name).data)
                 case Vector():
-                    assert block is not None
+                    assert isinstance(block, np.ndarray)
                     values = np.zeros(step.length, np.float32)
                     values[: block.size] = block.reshape(-1)
                     writer.write(values.data)
@@ -151,9 +161,11 @@ def _write(plan: Plan, file: FilePlan, folder: Path, pool: ThreadPoolExecutor, t
         return writer.finish()
 
 
-def _read(step: Operation) -> NDArray[np.float32] | None:
+def _read(step: Operation) -> NDArray[np.float32] | QuantizedRows | None:
     """The source rows a step needs; runs on a reader thread."""
     match step:
+        case Encode(kind=kind) if kind is step.rows.native_kind:
+            return step.rows.read_native(step.start, step.stop)
         case Encode():
             return step.rows.read(step.start, step.stop)
         case Vector():

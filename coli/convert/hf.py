@@ -54,6 +54,10 @@ class HuggingFaceTensor:
         return self.shape[-1] * self._item_bytes
 
     @property
+    def native(self) -> None:
+        return None  # numbers only
+
+    @property
     def _item_bytes(self) -> int:
         if self.info.dtype not in _ITEM_BYTES:
             raise UnsupportedModelError(
@@ -75,23 +79,24 @@ class HuggingFaceSource:
 
     def __init__(self, path: Path) -> None:
         self.path = path
+        self.config_path = path / "config.json"
         _refuse_what_is_no_folder(path)
-        config_path = path / "config.json"
-        _follow(config_path)
-        if not config_path.is_file():
-            raise CheckpointError(f"{config_path}: missing, so this is not a Hugging Face model folder")
-        self.config_text = read_text_file(config_path)
-        self.config: Mapping[str, Any] = parse_object(self.config_text, str(config_path))
+        _follow(self.config_path)
+        if not self.config_path.is_file():
+            raise CheckpointError(f"{self.config_path}: missing, so this is not a Hugging Face model folder")
+        self.config_text = read_text_file(self.config_path)
+        self.config: Mapping[str, Any] = parse_object(self.config_text, str(self.config_path))
         names = find_shards(path)
         self._files = [SafetensorsFile(path / name) for name in names]
         self.tensors = _tensors_by_name(self._files)
         _check_index(path, self.tensors, names)
-        self.side_files: Sequence[Path] = _side_files(path)
+        self._side_paths = _side_files(path)
+        self.side_files: Mapping[str, Path | bytes] = {file.name: file for file in self._side_paths}
         self.description: Mapping[str, Any] = {"format": "huggingface", "name": _model_name(path)}
 
     def signature(self) -> str:
         digest = hashlib.sha256(self.config_text)
-        for file in [*(file.header.path for file in self._files), *self.side_files]:
+        for file in [*(file.header.path for file in self._files), *self._side_paths]:
             try:
                 status = file.stat()
             except OSError:

@@ -16,7 +16,8 @@ DEFAULT_DENSE = Kind.Q8
 class ConvertOptions:
     """How to store the weights: `quant` sets both, `experts` and `dense` one; each "f32", "q8" or "q4".
 
-    Unset, float weights become q4 experts and q8 dense matrices. Routers, norms and biases are float32 always.
+    Unset, weights that the source holds as q4 or q8 stay as they are and others become q4 experts and q8 dense
+    matrices. Routers, norms and biases are float32 always.
     """
 
     quant: str | None = None
@@ -24,13 +25,13 @@ class ConvertOptions:
     dense: str | None = None
     threads: int | None = None  # of quantization; None: all CPUs of this process
 
-    def expert_kind(self) -> Kind:
-        """The kind of expert matrices; OptionError if the name is unknown."""
-        return _kind("experts", self.experts or self.quant, DEFAULT_EXPERTS)
+    def expert_kind(self, native: Kind | None = None) -> Kind:
+        """The kind of expert matrices that the source holds as `native`; OptionError if the name is unknown."""
+        return _kind("experts", self.experts or self.quant, native or DEFAULT_EXPERTS)
 
-    def dense_kind(self) -> Kind:
-        """The kind of dense matrices; OptionError if the name is unknown."""
-        return _kind("dense", self.dense or self.quant, DEFAULT_DENSE)
+    def dense_kind(self, native: Kind | None = None) -> Kind:
+        """The kind of dense matrices that the source holds as `native`; OptionError if the name is unknown."""
+        return _kind("dense", self.dense or self.quant, native or DEFAULT_DENSE)
 
     def num_threads(self) -> int:
         """Threads to quantize with."""

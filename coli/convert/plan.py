@@ -4,15 +4,25 @@ A stream is a lazy sequence of operations in file order, so that a file is writt
 no more than a few row blocks and the scales of one matrix are ever in memory.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from coli.convert.matching import Matched
+from coli.convert.options import ConvertOptions
 from coli.convert.source import Rows
 from coli.model.config import ModelSpec
 from coli.model.tensors import TensorSpec, expert_matrices
 from coli.store.container import DENSE_FILE
-from coli.store.layout import PART_ALIGNMENT, TILE_ROWS, Kind, MatrixShape, RecordPart, lay_out_record, round_up
+from coli.store.layout import (
+    GROUP_SIZE,
+    PART_ALIGNMENT,
+    TILE_ROWS,
+    Kind,
+    MatrixShape,
+    RecordPart,
+    lay_out_record,
+    round_up,
+)
 from coli.store.manifest import LayerRecords, expert_tensor_name, packed_tensors
 
 BLOCK_WEIGHTS = 1 << 22  # of one encoded row block: 16 MB as float32
@@ -85,28 +95,54 @@ class FilePlan:
 
 
 class Plan:
-    """Everything conversion writes for one matched source."""
+    """Everything conversion writes for one matched source. Kinds may differ between tensors, and records by layer."""
 
-    def __init__(self, spec: ModelSpec, matched: Matched, dense: Kind, experts: Kind) -> None:
+    def __init__(self, spec: ModelSpec, matched: Matched, options: ConvertOptions) -> None:
         self.spec = spec
         self.matched = matched
         self.tensors: dict[str, MatrixShape | int] = {
-            wanted.name: _stored(wanted, dense) for wanted, _ in matched.dense
+            wanted.name: _stored(wanted, options.dense_kind(rows.native_kind)) for wanted, rows in matched.dense
         }
-        shapes = [(part, MatrixShape(experts, rows, cols)) for part, rows, cols in expert_matrices(spec)]
-        self._parts: Mapping[str, RecordPart] = {}
-        self.record_bytes = 0
-        if spec.moe_layers:
-            self._parts, self.record_bytes = lay_out_record(shapes)
+        self._records: dict[int, tuple[Mapping[str, RecordPart], int]] = {}
+        for layer_idx in spec.moe_layers:
+            kinds = [
+                (part, MatrixShape(options.expert_kind(_shared_kind(matched.experts[layer_idx], part)), rows, cols))
+                for part, rows, cols in expert_matrices(spec)
+            ]
+            self._records[layer_idx] = lay_out_record(kinds)
         self.files: Sequence[FilePlan] = [self._dense_file(), *self._expert_files()]
+        dense = {rows.kind for wanted, rows in self._matrices() if wanted.role == "dense"}
+        experts = {part.kind for parts, _ in self._records.values() for part in parts.values()}
+        self.quantization = {
+            "dense": _labels(dense),
+            "experts": _labels(experts or {options.expert_kind()}),
+            "group_size": str(GROUP_SIZE),
+        }
 
     def layers(self) -> dict[int, LayerRecords]:
         """The experts section of the manifest."""
-        return {
-            layer_idx: LayerRecords(file.name, self.record_bytes, self._parts)
-            for file in self.files
-            for layer_idx in file.layers
+        found: dict[int, LayerRecords] = {}
+        for file in self.files:
+            for layer_idx in file.layers:
+                parts, record_bytes = self._records[layer_idx]
+                found[layer_idx] = LayerRecords(file.name, record_bytes, parts)
+        return found
+
+    def kinds(self) -> dict[str, str]:
+        """Every matrix and what it is stored as, to tell one plan from another."""
+        dense = {wanted.name: stored.kind.label for wanted, stored in self._matrices()}
+        experts = {
+            f"{expert_tensor_name(layer_idx)}.{name}": part.kind.label
+            for layer_idx, (parts, _) in self._records.items()
+            for name, part in parts.items()
         }
+        return dense | experts
+
+    def _matrices(self) -> Iterator[tuple[TensorSpec, MatrixShape]]:
+        for wanted, _ in self.matched.dense:
+            stored = self.tensors[wanted.name]
+            if isinstance(stored, MatrixShape):
+                yield wanted, stored
 
     def stream(self, file: FilePlan) -> Iterator[Operation]:
         """The operations that write the data of `file`, front to back."""
@@ -124,14 +160,21 @@ class Plan:
 
     def _expert_files(self) -> Iterator[FilePlan]:
         """Whole layers, as many as fit into a shard."""
-        layer_bytes = self.spec.num_experts * self.record_bytes
-        layers = self.spec.moe_layers
-        per_file = max(1, SHARD_BYTES // layer_bytes) if layers else 1
-        for number, first in enumerate(range(0, len(layers), per_file), start=1):
-            chosen = layers[first : first + per_file]
-            shape = (self.spec.num_experts, self.record_bytes)
-            entries = tuple(Entry(expert_tensor_name(layer_idx), "U8", shape, layer_bytes) for layer_idx in chosen)
-            yield FilePlan(f"experts-{number:05d}.safetensors", entries, chosen)
+        shards: list[list[Entry]] = []
+        layers: list[list[int]] = []
+        left = 0
+        for layer_idx, (_, record_bytes) in self._records.items():
+            nbytes = self.spec.num_experts * record_bytes
+            if nbytes > left:
+                shards.append([])
+                layers.append([])
+                left = SHARD_BYTES
+            left -= nbytes
+            shape = (self.spec.num_experts, record_bytes)
+            shards[-1].append(Entry(expert_tensor_name(layer_idx), "U8", shape, nbytes))
+            layers[-1].append(layer_idx)
+        for i, entries in enumerate(shards):
+            yield FilePlan(f"experts-{i + 1:05d}.safetensors", tuple(entries), tuple(layers[i]))
 
     def _dense_stream(self, file: FilePlan) -> Iterator[Operation]:
         sources = {wanted.name: (wanted, rows) for wanted, rows in self.matched.dense}
@@ -154,27 +197,39 @@ class Plan:
     def _expert_stream(self, file: FilePlan) -> Iterator[Operation]:
         start = 0
         for layer_idx in file.layers:
-            for parts in self.matched.experts[layer_idx]:
-                yield from self._record_stream(parts, start)
-                start += self.record_bytes
+            parts, record_bytes = self._records[layer_idx]
+            for sources in self.matched.experts[layer_idx]:
+                yield from _record_stream(parts, sources, start)
+                start += record_bytes
+                yield Pad(start)
 
-    def _record_stream(self, sources: Mapping[str, Rows], start: int) -> Iterator[Operation]:
-        """Weights in layout order; scales follow the last matrix of their run (the next offset is theirs)."""
-        names = list(self._parts)
-        for i, name in enumerate(names):
-            part = self._parts[name]
-            yield Pad(start + part.weights_offset)
-            yield from _encode_all(sources[name], part.kind)
-            ends_run = i + 1 == len(names) or self._parts[names[i + 1]].scales_offset != _scales_end(part)
-            if part.scales_offset is not None and ends_run:
-                yield Scales()
-        yield Pad(start + self.record_bytes)
+
+def _record_stream(parts: Mapping[str, RecordPart], sources: Mapping[str, Rows], start: int) -> Iterator[Operation]:
+    """Weights in layout order; scales follow the last matrix of their run (the next offset is theirs)."""
+    names = list(parts)
+    for i, name in enumerate(names):
+        part = parts[name]
+        yield Pad(start + part.weights_offset)
+        yield from _encode_all(sources[name], part.kind)
+        ends_run = i + 1 == len(names) or parts[names[i + 1]].scales_offset != _scales_end(part)
+        if part.scales_offset is not None and ends_run:
+            yield Scales()
 
 
 def _encode_all(rows: Rows, kind: Kind) -> Iterator[Encode]:
     step = max(TILE_ROWS, BLOCK_WEIGHTS // rows.cols // TILE_ROWS * TILE_ROWS)
     for start in range(0, rows.rows, step):
         yield Encode(rows, kind, start, min(start + step, rows.rows))
+
+
+def _shared_kind(experts: Sequence[Mapping[str, Rows]], part: str) -> Kind | None:
+    """The kind in which the source holds this matrix of every expert of a layer; None if there is no such kind."""
+    kinds = {sources[part].native_kind for sources in experts}
+    return kinds.pop() if len(kinds) == 1 else None
+
+
+def _labels(kinds: Iterable[Kind]) -> str:
+    return "+".join(sorted(kind.label for kind in kinds))
 
 
 def _scales_end(part: RecordPart) -> int:

@@ -1,4 +1,4 @@
-"""One row block of float32 weights -> packed bytes and scales of its tiles. The arithmetic belongs to the kernels."""
+"""One row block of weights -> packed bytes and scales of its tiles. The arithmetic belongs to the kernels."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -6,6 +6,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from coli.convert.source import QuantizedRows
 from coli.errors import CheckpointError
 from coli.kernels import quantize
 from coli.store.layout import Kind
@@ -37,4 +38,10 @@ def encode(kind: Kind, block: NDArray[np.float32], name: str, threads: int) -> E
         raise CheckpointError(
             f"tensor {name}: weights up to {np.abs(block).max():g} are too large for {kind.label}: convert with f32"
         )
+    return Encoded(weights, scales)
+
+
+def pack(kind: Kind, block: QuantizedRows) -> Encoded:
+    """Pack rows that are quantized already; no weight and no scale changes."""
+    weights, scales = (quantize.pack_q4 if kind is Kind.Q4 else quantize.pack_q8)(block.quants, block.scales)
     return Encoded(weights, scales)

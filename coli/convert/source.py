@@ -1,10 +1,10 @@
 """What conversion reads from: a checkpoint of any format, as config, named tensors and files to copy.
 
-A format (hf.py, later gguf.py) implements Source; plan.py turns its tensors into matrices. Reads return float32 rows
-and may come from several threads.
+A format (hf.py, gguf.py) implements Source; plan.py turns its tensors into matrices. Reads return float32 rows, or
+quantized ones where the source already holds what a container stores, and may come from several threads.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
@@ -13,6 +13,26 @@ import numpy as np
 from numpy.typing import NDArray
 
 from coli.errors import CheckpointError
+from coli.store.layout import Kind
+
+
+@dataclass(frozen=True, slots=True)
+class QuantizedRows:
+    """Rows of groups of 32: quants (rows, cols) uint8 nibbles or int8, scales (rows, cols / 32) float16."""
+
+    quants: NDArray[np.uint8] | NDArray[np.int8]
+    scales: NDArray[np.float16]
+
+
+class NativeRows(Protocol):
+    """The rows of a tensor that the source holds in a kind of ours, bit for bit."""
+
+    @property
+    def kind(self) -> Kind:
+        """Q4: quants are nibbles, weight (nibble - 8) * scale. Q8: int8, weight quant * scale."""
+
+    def read(self, start: int, stop: int) -> QuantizedRows:
+        """Rows start..stop-1, seen as read_rows sees them."""
 
 
 class SourceTensor(Protocol):
@@ -29,6 +49,10 @@ class SourceTensor(Protocol):
     def row_bytes(self) -> int:
         """Bytes one row takes in the source, for progress."""
 
+    @property
+    def native(self) -> NativeRows | None:
+        """The same rows without dequantizing; None where the source holds numbers or a kind we do not store."""
+
     def read_rows(self, start: int, stop: int) -> NDArray[np.float32]:
         """Rows start..stop-1 of the tensor seen as (product of the leading axes, last axis), as float32."""
 
@@ -38,6 +62,10 @@ class Source(Protocol):
 
     @property
     def path(self) -> Path: ...
+
+    @property
+    def config_path(self) -> Path:
+        """Where the configuration stands, for messages."""
 
     @property
     def config(self) -> Mapping[str, Any]:
@@ -56,8 +84,8 @@ class Source(Protocol):
         """What coli.json says about where the model came from; no absolute path."""
 
     @property
-    def side_files(self) -> Sequence[Path]:
-        """Tokenizer, template and generation files, to be copied as they are."""
+    def side_files(self) -> Mapping[str, Path | bytes]:
+        """Tokenizer, template and generation files by name: a file to copy as it is, or its content."""
 
     def signature(self) -> str:
         """Changes when any file of the checkpoint is replaced, grows or shrinks."""
@@ -76,6 +104,25 @@ class Rows:
     @property
     def cols(self) -> int:
         return self.tensor.shape[-1]
+
+    @property
+    def native_kind(self) -> Kind | None:
+        """The kind in which these rows can be had bit for bit."""
+        native = self.tensor.native
+        return None if native is None else native.kind
+
+    def read_native(self, start: int, stop: int) -> QuantizedRows:
+        """Rows start..stop-1 of this matrix as the source holds them; CheckpointError if a scale is NaN or inf."""
+        native = self.tensor.native
+        assert native is not None, self.tensor.name
+        block = native.read(self.first + start, self.first + stop)
+        finite = np.isfinite(block.scales).all(axis=1)
+        if not finite.all():
+            row = self.first + start + int(np.argmin(finite))
+            raise CheckpointError(
+                f"tensor {self.tensor.name}: scale is NaN or inf in row {row}: the weights are damaged"
+            )
+        return block
 
     def read(self, start: int, stop: int) -> NDArray[np.float32]:
         """Rows start..stop-1 of this matrix, float32, all finite; CheckpointError names the tensor otherwise."""
