@@ -108,12 +108,12 @@ class ResidencyPolicy:
         self.prefill_counts = UnionCounts()
         # Selections by committed rows, (L * E,): what the usage history learns from.
         self.usage: NDArray[np.int64] = np.zeros(num_layers * num_experts, np.int64)
-        self._pool_of_layer = list(pool_of_layer)
+        self.pool_of_layer = list(pool_of_layer)
         self._forward: list[tuple[int, NDArray[np.int64]]] = []  # decode unions (layer, keys (S, A)) of this forward
         self._untold = 0  # how many of the last of them the eviction orders have not heard of
 
     def pool_of(self, key: int) -> int:
-        pool = self._pool_of_layer[key // self.num_experts]
+        pool = self.pool_of_layer[key // self.num_experts]
         assert pool is not None
         return pool
 
@@ -214,7 +214,7 @@ class ResidencyPolicy:
             return
         noted = self._forward[-self._untold :]
         self._untold = 0
-        for pool_idx, group in groupby(noted, lambda union: self._pool_of_layer[union[0]]):
+        for pool_idx, group in groupby(noted, lambda union: self.pool_of_layer[union[0]]):
             assert pool_idx is not None
             unions = np.sort(np.concatenate([keys for _, keys in group]), axis=1)
             touched = unions.ravel().tolist()
@@ -228,7 +228,7 @@ class ResidencyPolicy:
             self._counts.hits += pins + len(touched)
 
     def _order(self, layer_idx: int) -> EvictionOrder:
-        pool = self._pool_of_layer[layer_idx]
+        pool = self.pool_of_layer[layer_idx]
         assert pool is not None
         return self.pools[pool].order
 
@@ -238,7 +238,7 @@ class ResidencyPolicy:
         base = layer_idx * self.num_experts
         pinned = [e for e in union if base + e in self.pinned] if self.pinned else []
         wanted = [e for e in union if base + e not in self.pinned] if pinned else union
-        pool_idx = self._pool_of_layer[layer_idx]
+        pool_idx = self.pool_of_layer[layer_idx]
         assert pool_idx is not None, f"layer {layer_idx} has no experts"
         pool = self.pools[pool_idx]
         order = pool.order

@@ -41,6 +41,7 @@ def plan_pools(
     capacity_bytes: int,
     *,
     cap: int | None = None,
+    per_layer: bool | None = None,
     pinned: Collection[int] = (),
     prefetch_slots: int = 0,
 ) -> PoolPlan:
@@ -49,6 +50,7 @@ def plan_pools(
     Args:
         record_bytes: by layer index, of the layers that have routed experts.
         cap: places per layer at most (CAP); the layers then share nothing.
+        per_layer: whether each layer keeps places of its own; None: below the cliff.
         pinned: keys that get a place each, outside of the pools.
 
     Raises:
@@ -63,7 +65,8 @@ def plan_pools(
     total_bytes = sum(size * count for size, count in unpinned.items())
     room = capacity_bytes - pinned_bytes
     everything = cap is None and room >= total_bytes + prefetch_slots * sum(sizes)
-    per_layer = bool(sizes) and not everything and (cap is not None or room < cycle)
+    apart = room < cycle if per_layer is None else per_layer
+    apart = not everything and (cap is not None or apart)
 
     pool_of_layer: list[int | None] = [None] * num_layers
     pools: list[PoolSize] = []
@@ -78,7 +81,7 @@ def plan_pools(
                 f"takes {size}: raise --ram"
             )
         slots = max(1, slots)
-        own = _own_slots(slots, len(layers), num_experts, cap) if per_layer else None
+        own = _own_slots(slots, len(layers), num_experts, cap) if apart else None
         if own is None:
             for layer_idx in layers:
                 pool_of_layer[layer_idx] = len(pools)

@@ -1,0 +1,184 @@
+"""Which experts a run asked for, in order, as one compact file: what a replay needs and nothing of weights or text."""
+
+import json
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+from safetensors import SafetensorError, safe_open
+from safetensors.numpy import save
+
+from coli.errors import CheckpointError
+from coli.store.policy import PoolSize, ResidencyPolicy
+
+_FORMAT = "coli-trace 1"
+_DECODE, _PREFILL, _SETTLE = 0, 1, 2
+
+
+@dataclass(frozen=True, slots=True)
+class TracedModel:
+    """What a replay has to know of a model; `record_bytes` by layer index, of layers with routed experts."""
+
+    fingerprint: str
+    num_layers: int
+    num_experts: int
+    num_experts_per_tok: int
+    record_bytes: dict[int, int]
+
+    @property
+    def experts_bytes(self) -> int:
+        return sum(self.record_bytes.values()) * self.num_experts
+
+    @property
+    def cycle_bytes(self) -> int:
+        return sum(self.record_bytes.values()) * self.num_experts_per_tok
+
+
+@dataclass(frozen=True, slots=True)
+class Setup:
+    """How a policy was set up: pools, pins."""
+
+    pool_of_layer: tuple[int | None, ...]
+    pool_sizes: tuple[PoolSize, ...]
+    pinned: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class HitCounts:
+    """Distinct experts per union, summed; hits include pinned hits."""
+
+    hits: int = 0
+    pinned_hits: int = 0
+    misses: int = 0
+    prefill_hits: int = 0
+    prefill_pinned_hits: int = 0
+    prefill_misses: int = 0
+
+    @staticmethod
+    def of(policy: ResidencyPolicy) -> "HitCounts":
+        decode, prefill = policy.counts, policy.prefill_counts
+        return HitCounts(
+            decode.hits, decode.pinned_hits, decode.misses, prefill.hits, prefill.pinned_hits, prefill.misses
+        )
+
+    @property
+    def hit_rate(self) -> float:
+        """Of decode unions."""
+        return self.hits / max(1, self.hits + self.misses)
+
+
+@dataclass(frozen=True, slots=True)
+class Union:
+    """One layer's request: expert_ids (S, A)."""
+
+    layer_idx: int
+    expert_ids: NDArray[np.int64]
+    prefill: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Commit:
+    """The end of a forward: the rows that were kept."""
+
+    rows: NDArray[np.int64]
+
+
+@dataclass(frozen=True, slots=True)
+class Trace:
+    """A recorded run; `setup` and `counts` are its own."""
+
+    model: TracedModel
+    setup: Setup
+    counts: HitCounts
+    events: NDArray[np.int32]  # (n, 3): kind, layer index, rows
+    numbers: NDArray[np.uint16]  # expert ids of unions and rows of commits, in the order of the events
+
+    def __iter__(self) -> Iterator[Union | Commit]:
+        A, at = self.model.num_experts_per_tok, 0
+        for kind, layer_idx, rows in self.events.tolist():
+            count = rows if kind == _SETTLE else rows * A
+            piece = self.numbers[at : at + count].astype(np.int64)
+            at += count
+            yield Commit(piece) if kind == _SETTLE else Union(layer_idx, piece.reshape(rows, A), kind == _PREFILL)
+
+    @property
+    def tokens(self) -> int:
+        """Committed rows of decode forwards."""
+        return int(self.events[self.events[:, 0] == _SETTLE, 2].sum())
+
+    @staticmethod
+    def read(path: Path) -> "Trace":
+        """Raises CheckpointError for a file that is no trace, or a damaged one."""
+        try:
+            with safe_open(path, "numpy") as file:
+                metadata = file.metadata() or {}
+                if metadata.get("format") != _FORMAT:
+                    raise CheckpointError(f"{path}: expected a trace ({_FORMAT}), found {metadata.get('format')!r}")
+                model, run = json.loads(metadata["model"]), json.loads(metadata["run"])
+                events, numbers = file.get_tensor("events"), file.get_tensor("numbers")
+            model["record_bytes"] = {int(i): size for i, size in model["record_bytes"].items()}
+            setup = Setup(
+                tuple(run["pool_of_layer"]), tuple(PoolSize(*size) for size in run["pools"]), tuple(run["pinned"])
+            )
+            trace = Trace(TracedModel(**model), setup, HitCounts(**run["counts"]), events, numbers)
+        except (OSError, SafetensorError, ValueError, KeyError, TypeError) as error:
+            raise CheckpointError(f"{path}: cannot be read as a trace: {type(error).__name__}: {error}") from None
+        trace._check(path)
+        return trace
+
+    def _check(self, path: Path) -> None:
+        kinds, layers, rows = self.events.T if self.events.ndim == 2 else np.full((3, 1), -1)
+        per_event = np.where(kinds == _SETTLE, rows, rows * self.model.num_experts_per_tok)
+        ids = np.repeat(kinds != _SETTLE, np.maximum(per_event, 0))
+        unions = layers[kinds != _SETTLE].tolist()
+        if (
+            (rows < 0).any()
+            or per_event.sum() != len(self.numbers)
+            or (self.numbers[ids] >= self.model.num_experts).any()
+            or not set(unions) <= set(self.model.record_bytes)
+        ):
+            raise CheckpointError(f"{path}: damaged trace: its events do not fit the model it names; record it again")
+
+
+class TraceRecorder:
+    """A store's TraceSink: keeps every union and commit, two bytes a selection."""
+
+    def __init__(self) -> None:
+        self._events: list[tuple[int, int, int]] = []
+        self._numbers: list[NDArray[np.uint16]] = []
+
+    def union(self, layer_idx: int, expert_ids: NDArray[np.int64], *, prefill: bool) -> None:
+        self._events.append((_PREFILL if prefill else _DECODE, layer_idx, len(expert_ids)))
+        self._numbers.append(expert_ids.astype(np.uint16).ravel())
+
+    def settled(self, committed_rows: int | Sequence[int] | NDArray[np.int64]) -> None:
+        rows = np.arange(committed_rows) if isinstance(committed_rows, int) else np.asarray(committed_rows)
+        self._events.append((_SETTLE, 0, len(rows)))
+        self._numbers.append(rows.astype(np.uint16).ravel())
+
+    def trace(self, model: TracedModel, policy: ResidencyPolicy) -> Trace:
+        """What was recorded so far, with the setup and the counts of the policy that served it."""
+        sizes = tuple(PoolSize(pool.slots, pool.transient_slots) for pool in policy.pools)
+        return Trace(
+            model,
+            Setup(tuple(policy.pool_of_layer), sizes, tuple(sorted(policy.pinned))),
+            HitCounts.of(policy),
+            np.array(self._events, np.int32).reshape(-1, 3),
+            np.concatenate([np.empty(0, np.uint16), *self._numbers]),
+        )
+
+
+def write_trace(path: Path, trace: Trace) -> None:
+    """Write `trace` whole or not at all."""
+    run = {
+        "pool_of_layer": trace.setup.pool_of_layer,
+        "pools": [[size.slots, size.transient_slots] for size in trace.setup.pool_sizes],
+        "pinned": trace.setup.pinned,
+        "counts": asdict(trace.counts),
+    }
+    metadata = {"format": _FORMAT, "model": json.dumps(asdict(trace.model)), "run": json.dumps(run)}
+    temporary = path.with_name(f".{path.name}.partial")
+    temporary.write_bytes(save({"events": trace.events, "numbers": trace.numbers}, metadata))
+    temporary.replace(path)
