@@ -56,8 +56,8 @@ def _check_text(source: Path, streams: Streams) -> None:
     if not (source / "tokenizer.json").exists():
         streams.notice(f"{source}: no tokenizer.json: the container cannot be run before one is put into it")
         return
-    tokenizer = Tokenizer.load(source)
-    ChatTemplate.load(source, tokenizer.special_tokens)
+    Tokenizer.load(source)
+    ChatTemplate.load(source)
 
 
 class _Progress:

@@ -90,7 +90,7 @@ def _tokenizer(folder: Path) -> dict[str, Any]:
     """Facts of the tokenizer and template; `error` when they cannot be used, which `coli run` would refuse."""
     try:
         tokenizer = Tokenizer.load(folder)
-        template = ChatTemplate.load(folder, tokenizer.special_tokens)
+        template = ChatTemplate.load(folder)
     except TokenizerError as error:
         return {"error": str(error)}
     return {

@@ -22,7 +22,7 @@ import jinja2.parser
 import jinja2.sandbox
 
 from coli.errors import ChatTemplateError, TemplateRefusedError, TokenizerError
-from coli.text.files import read_json_object, read_text, type_name
+from coli.text.files import named_tokens, read_json_object, read_text, type_name
 
 TEMPLATE_CAP = 2**20  # bytes; the longest in the wild are about 40 kB
 RENDERED_CAP = 64 * 2**20  # characters
@@ -105,10 +105,13 @@ class ChatTemplate:
             raise ChatTemplateError(f"{place}: nested too deeply") from None
 
     @classmethod
-    def load(cls, folder: Path, special_tokens: Mapping[str, str] | None = None) -> ChatTemplate | None:
-        """The template of a model folder, None when it has none. special_tokens: bos_token, ... -> text."""
+    def load(cls, folder: Path) -> ChatTemplate | None:
+        """The template of a model folder, None when it has none."""
         found = _find(folder)
-        return None if found is None else cls(found[0], found[1], special_tokens)
+        if found is None:
+            return None
+        path = folder / "tokenizer_config.json"
+        return cls(found[0], found[1], named_tokens(read_json_object(path) or {}, path))
 
     @property
     def knows_thinking(self) -> bool:

@@ -54,3 +54,18 @@ def type_name(value: object) -> str:
     """JSON's word for the type of a parsed value."""
     names = {dict: "an object", list: "a list", str: "text", bool: "true/false", type(None): "null"}
     return names.get(type(value), "a number")
+
+
+def named_tokens(settings: dict[str, Any], path: Path) -> dict[str, str]:
+    """bos_token, eos_token, ... -> text, of a parsed tokenizer_config.json; each may be text, null or {"content"}."""
+    named = {}
+    for field in ("bos_token", "eos_token", "unk_token", "pad_token", "sep_token", "cls_token", "mask_token"):
+        value = settings.get(field)
+        if isinstance(value, dict):
+            value = value.get("content")
+        if value is None:
+            continue
+        if not isinstance(value, str):
+            raise TokenizerError(f"{path}: {field}: expected text or an object with content, found {type_name(value)}")
+        named[field] = value
+    return named

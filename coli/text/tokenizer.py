@@ -19,7 +19,7 @@ from typing import Any
 import tokenizers
 
 from coli.errors import TokenizerError
-from coli.text.files import read_json_object, read_text, type_name
+from coli.text.files import named_tokens, read_json_object, read_text
 from coli.text.token_bytes import token_decoder
 
 TOKENIZER_CAP = 256 * 2**20  # bytes; the largest in the wild are about 35 MB
@@ -42,7 +42,7 @@ class Tokenizer:
         )
         self._bytes: dict[int, bytes] = {}
         settings = configs.get("tokenizer_config.json", {})
-        self.special_tokens = _named_tokens(settings, path.parent / "tokenizer_config.json")
+        self.special_tokens = named_tokens(settings, path.parent / "tokenizer_config.json")
         self.bos_id = self._id_of(self.special_tokens.get("bos_token"))
         self.prefix_ids = self._prefix_ids(settings)
         self.end_ids = self._end_ids(configs)
@@ -191,21 +191,6 @@ def _backend(source: str, path: Path) -> tokenizers.Tokenizer:
         reason = " ".join(str(error).split())[:200]
         raise TokenizerError(f"{path}: not a usable tokenizer ({reason}); download it again") from None
     return backend
-
-
-def _named_tokens(settings: dict[str, Any], path: Path) -> dict[str, str]:
-    """bos_token, eos_token, ... -> text; each may be text, null or an object with `content`."""
-    named = {}
-    for field in ("bos_token", "eos_token", "unk_token", "pad_token", "sep_token", "cls_token", "mask_token"):
-        value = settings.get(field)
-        if isinstance(value, dict):
-            value = value.get("content")
-        if value is None:
-            continue
-        if not isinstance(value, str):
-            raise TokenizerError(f"{path}: {field}: expected text or an object with content, found {type_name(value)}")
-        named[field] = value
-    return named
 
 
 def _renamed(source: dict[str, Any], names: dict[str, str]) -> dict[str, Any]:

@@ -127,7 +127,7 @@ KINDS = {
 
 def opened(path, kind, template=build.TEMPLATE):
     tokenizer = Tokenizer.load(build.folder(path, KINDS[kind](), {"chat_template": template}))
-    return tokenizer, ChatTemplate.load(path, tokenizer.special_tokens)
+    return tokenizer, ChatTemplate.load(path)
 
 
 def specials(tokenizer, ids):
