@@ -148,6 +148,12 @@ class ExpertStore:
             self._prefetched += 1
             self._readers.submit(read)
 
+    def take_usage(self) -> NDArray[np.int64]:
+        """Selections (L, E) by committed rows since the last call: what the usage history learns from."""
+        usage = self.policy.usage.reshape(self.policy.num_layers, self.num_experts).copy()
+        self.policy.usage[:] = 0
+        return usage
+
     def stats(self) -> StoreStats:
         record_bytes = {i: layout.record_bytes for i, layout in self._layouts.items()}
         return StoreStats.of(
