@@ -9,7 +9,7 @@ import pytest
 from cli import fake_llm
 
 from coli.cli import main
-from coli.options import TABLE
+from coli.options import OWN_PREFIXES, TABLE
 
 
 @dataclass
@@ -21,11 +21,11 @@ class Outcome:
 
 @pytest.fixture(autouse=True)
 def _clean_environment(monkeypatch):
-    for setting in TABLE:
-        for env in setting.env:
-            monkeypatch.delenv(env.name, raising=False)
-    for name in [name for name in os.environ if name.startswith(("COLI_", "SPECULANT_"))]:
-        monkeypatch.delenv(name)
+    """No setting from outside but the kernels' path, which tests/conftest.py has fixed for the whole run."""
+    own = {env.name for setting in TABLE for env in setting.env}
+    for name in list(os.environ):
+        if (name in own or name.startswith(OWN_PREFIXES)) and name != "COLI_SIMD":
+            monkeypatch.delenv(name)
 
 
 @pytest.fixture

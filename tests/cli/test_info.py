@@ -3,22 +3,14 @@ import shutil
 from pathlib import Path
 
 import pytest
-
-from coli.convert import ConvertOptions, convert
+from containers import container as converted
 
 ORACLE = Path(__file__).parent.parent / "oracle"
 
 
-@pytest.fixture(scope="module")
-def converted(tmp_path_factory) -> Path:
-    path = tmp_path_factory.mktemp("info") / "olmoe"
-    convert(ORACLE / "olmoe-base", path, ConvertOptions(quant="f32"), lambda line: None)
-    return path
-
-
 @pytest.fixture
-def container(converted, tmp_path) -> Path:
-    return Path(shutil.copytree(converted, tmp_path / "container"))
+def container(tmp_path) -> Path:
+    return Path(shutil.copytree(converted("olmoe-base", "f32"), tmp_path / "container"))
 
 
 def test_facts_equal_the_files(coli, container):
