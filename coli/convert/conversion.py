@@ -32,9 +32,11 @@ from coli.model.families import spec_from_config
 from coli.model.tensors import container_spec
 from coli.store.container import Container
 from coli.store.manifest import FORMAT_VERSION, MANIFEST, Manifest, container_fingerprint
+from coli.store.strict_json import read_text_file
 
 Notice = Callable[[str], None]
 READERS = 2
+MAX_SIDE_FILE_BYTES = 256 << 20
 Progress = Callable[[int, int], None]  # source bytes done, source bytes in all
 _Item = TypeVar("_Item")
 _Result = TypeVar("_Result")
@@ -101,7 +103,7 @@ def _nbytes(item: Path | bytes) -> int:
 
 
 def _content(item: Path | bytes) -> bytes:
-    return item if isinstance(item, bytes) else item.read_bytes()
+    return item if isinstance(item, bytes) else read_text_file(item, MAX_SIDE_FILE_BYTES)
 
 
 def peak_memory_bytes() -> int:

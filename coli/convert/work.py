@@ -50,13 +50,13 @@ class WorkFolder:
             self.path.mkdir(parents=True, exist_ok=True)
             self._lock = os.open(self.path / LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
             fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            self._finished = self._read_state()
+            self._remove_all_but({LOCK, STATE, *self._finished})
         except BlockingIOError:
             os.close(self._lock)
             raise OptionError(f"{self.destination}: another conversion is writing it") from None
         except OSError as error:
             raise write_error(self.path, error) from None
-        self._finished = self._read_state()
-        self._remove_all_but({LOCK, STATE, *self._finished})
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
