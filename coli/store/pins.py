@@ -7,12 +7,15 @@ and only memory that the LRU can spare. Pure arithmetic.
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
 
+from coli.errors import OptionError
+from coli.store.policy import OVERLAP
 from coli.store.pools import cycle_bytes
-from coli.store.usage import UsageHistory
+from coli.store.usage import UsageHistory, read_history
 
 LEAST_SELECTIONS = 5_000
 FULL_SELECTIONS = 200_000
@@ -29,6 +32,46 @@ class PinChoice:
     keys: tuple[int, ...]
     nbytes: int
     reason: str
+
+
+def pinned_experts(
+    history: UsageHistory,
+    record_bytes: Mapping[int, int],
+    num_experts_per_tok: int,
+    capacity_bytes: int,
+    *,
+    pin: str | Path = "auto",
+    pin_bytes: float | None = None,
+    autopin: bool = True,
+) -> PinChoice:
+    """What the settings ask for: nothing, the most used of a named file, or what pays.
+
+    Args:
+        history: this model's own.
+        capacity_bytes: memory for experts, pins included.
+        pin: "off", "auto" (from `history`), or a file of this engine or another; it may be of another model.
+        pin_bytes: bytes to pin, math.inf for all that fits; None: half the capacity of a named file, else what pays.
+
+    Raises:
+        OptionError: the named file is no history, or has other dimensions.
+    """
+    if pin == "off":
+        return PinChoice((), 0, "no pins: off")
+    named = pin != "auto"
+    if named:
+        path = Path(pin)
+        if not path.exists():
+            raise OptionError(f"--pin: expected auto, off or a usage history, found {pin}")
+        history = read_history(path, history.fingerprint, history.num_layers, history.num_experts, any_model=True)
+        pin_bytes = capacity_bytes / 2 if pin_bytes is None else pin_bytes
+    if pin_bytes is None:
+        if not autopin:
+            return PinChoice((), 0, "no pins: automatic pins are off")
+        return choose_pins(history, record_bytes, num_experts_per_tok, capacity_bytes)
+    # Reads have to pass through something, whatever the user asks for.
+    most = capacity_bytes - OVERLAP * sum(set(record_bytes.values()))
+    keys, taken = most_used(history.counts, record_bytes, min(pin_bytes, most))
+    return PinChoice(keys, taken, f"pinned {len(keys)} experts as asked" + (f", from {pin}" if named else ""))
 
 
 def most_used(

@@ -1,6 +1,7 @@
 """The usage history: never of another model, never half written, decaying, and pins only where they pay."""
 
 import json
+import math
 import os
 import signal
 import subprocess
@@ -11,7 +12,7 @@ import numpy as np
 import pytest
 
 from coli.errors import OptionError
-from coli.store.pins import choose_pins, held_out_coverage, most_used
+from coli.store.pins import choose_pins, held_out_coverage, most_used, pinned_experts
 from coli.store.usage import HALF_LIFE_SELECTIONS, UsageFile, UsageHistory, read_history
 
 L, E, A = 6, 32, 4
@@ -191,3 +192,25 @@ def test_pins_never_take_the_memory_of_the_cycle() -> None:
     choice = choose_pins(made, RECORDS, A, 2 * cycle)
     assert choice.nbytes <= cycle // 2
     assert choose_pins(made, RECORDS, A, L * E * RECORD).reason == "no pins: every expert fits"
+
+
+def test_explicit_pins_are_obeyed_within_the_budget(tmp_path: Path) -> None:
+    capacity = L * E * RECORD // 2
+    uniform = history(2, 100, 0.0)
+
+    def asked(pin: str | Path, pin_bytes: float | None, autopin: bool = True) -> int:
+        return pinned_experts(uniform, RECORDS, A, capacity, pin=pin, pin_bytes=pin_bytes, autopin=autopin).nbytes
+
+    assert asked("off", math.inf) == 0
+    assert asked("auto", None) == 0
+    assert asked("auto", 5 * RECORD) == 5 * RECORD
+    assert asked("auto", 5 * RECORD, autopin=False) == 5 * RECORD
+    assert asked("auto", None, autopin=False) == 0
+    assert capacity - 9 * RECORD < asked("auto", math.inf) <= capacity - 8 * RECORD
+    path = tmp_path / "named.json"
+    path.write_text(UsageHistory("other", L, E).dump())
+    assert asked(path, math.inf) == 0
+    path.write_text(history(2, 100, 1.0).dump())
+    assert asked(path, None) == capacity // 2
+    with pytest.raises(OptionError, match="--pin"):
+        asked(tmp_path / "absent", None)
