@@ -6,14 +6,42 @@ Proposals are counted before they are trimmed, as the seed counts them.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Protocol
 
-from coli.drafts.base import MAX_SPAN_TOKENS, Counters, Draft, Guard, NoGuard, Notice, PausingGuard
+from coli.drafts.base import MAX_SPAN_TOKENS, Counters, Draft, Guard, NoGuard, Notice
 from coli.drafts.corpus_text import load_corpus_text
 from coli.drafts.frozen_index import LONGEST_MATCH, FrozenIndex
+from coli.drafts.index_file import looks_like_an_index
 
 LABEL = "corpus drafts"
+
+
+class SpanIndex(Protocol):
+    """Frozen ids that can be searched: FrozenIndex in memory, NgramIndex mapped."""
+
+    num_ids: int
+
+    def longest_match(self, context: Sequence[int]) -> tuple[int, int] | None:
+        """(position behind the match, match length) of the longest suffix, 8 down to 3 ids, most recent first."""
+
+    def following(self, position: int, limit: int) -> list[int]:
+        """Up to `limit` ids from `position` on, to the end of the span."""
+
+
+def open_corpus(path: Path, vocab_size: int, fingerprint: Callable[[], str], notice: Notice) -> SpanIndex | None:
+    """The seed's text file, or an index made by `coli corpus build`.
+
+    fingerprint: of the model's tokenizer, asked for only if the file names one. None (after one notice) if the file is
+    absent, unreadable or empty; CorpusError if it is malformed or belongs to another model.
+    """
+    if looks_like_an_index(path):
+        from coli.drafts.ngram_index import NgramIndex  # numba: only when it is needed
+
+        return NgramIndex.open(path, vocab_size=vocab_size, tokenizer=fingerprint())
+    ids = load_corpus_text(path, vocab_size, notice)
+    return None if ids is None else FrozenIndex(ids)
 
 
 class CorpusSource:
@@ -21,7 +49,7 @@ class CorpusSource:
 
     name = "corpus"
 
-    def __init__(self, index: FrozenIndex, *, depth: int = 8, guard: Guard | None = None) -> None:
+    def __init__(self, index: SpanIndex, *, depth: int = 8, guard: Guard | None = None) -> None:
         if not 1 <= depth <= MAX_SPAN_TOKENS:
             raise ValueError(f"depth {depth}, expected 1..{MAX_SPAN_TOKENS}")
         self.counters = Counters()
@@ -29,29 +57,6 @@ class CorpusSource:
         self._depth = depth
         self._guard = guard if guard is not None else NoGuard()
         self._tail: list[int] = []
-
-    @classmethod
-    def open(
-        cls,
-        path: Path,
-        *,
-        vocab_size: int,
-        notice: Notice,
-        depth: int = 8,
-        min_acceptance: int = 50,
-        guarded: bool = True,
-    ) -> CorpusSource | None:
-        """Load the seed's text file; says in one line what was loaded. None (after a notice) if there is nothing in it.
-
-        min_acceptance: percent below which the guard pauses the source; guarded=False leaves that to the gate.
-        Raises CorpusError for a malformed or foreign file.
-        """
-        ids = load_corpus_text(path, vocab_size, notice)
-        if ids is None:
-            return None
-        index = FrozenIndex(ids)
-        notice(f"{LABEL}: {index.num_ids} frozen ids from {path}, depth {depth}")
-        return cls(index, depth=depth, guard=PausingGuard(LABEL, notice, percent=min_acceptance) if guarded else None)
 
     def begin(self, prompt_ids: Sequence[int]) -> None:
         self._tail = list(prompt_ids[-LONGEST_MATCH:])

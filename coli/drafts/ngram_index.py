@@ -101,6 +101,11 @@ class NgramIndex:
         order = min(max_order or DEPTH, self.header.max_order)
         return self._search.law(context, order, *mixing.arguments)
 
+    def longest_order(self, context: Sequence[int], max_order: int | None = None) -> int:
+        """Length of the longest suffix of `context` that drafts can rest on."""
+        ranges, _ = self._search.search(context, min(max_order or DEPTH, self.header.max_order))
+        return len(ranges)
+
     def count(self, context: Sequence[int]) -> int:
         """How often `context` (1..DEPTH ids) is followed by an id of its document."""
         ranges, _ = self._search.search(context, min(len(context), DEPTH))

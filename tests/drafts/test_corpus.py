@@ -1,6 +1,7 @@
 """The indexed corpus equals the literal backward scan of semantics 3; its file is checked or politely absent."""
 
 import random
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -10,7 +11,10 @@ from drafts.slow_drafts import SlowCorpus, corpus_lookup
 from coli.drafts.base import PausingGuard
 from coli.drafts.corpus import CorpusSource
 from coli.drafts.frozen_index import MAX_VOCAB_SIZE, FrozenIndex
+from coli.drafts.opening import SourceLibrary, open_sources
 from coli.errors import CorpusError
+from coli.tools.corpus_shards import Tokens
+from coli.tools.index_writer import IndexOptions, write_index
 
 
 def random_corpus(rng: random.Random, length: int) -> list[int]:
@@ -101,15 +105,30 @@ def test_a_whole_response_equals_the_slow_source_with_its_guard(depth: int):
     assert ["re-armed" if "re-armed" in line else "paused" for line in lines] == slow.events
 
 
-def open_corpus(path: Path, vocab_size: int = 100, **options: int) -> tuple[CorpusSource | None, list[str]]:
+@dataclass
+class Settings:
+    """What --corpus and its companions say."""
+
+    corpus: Path | None
+    corpus_k: int = 8
+    corpus_minacc: int = 50
+    enabled: bool = True
+    draft: int | None = None
+    gate: str = "seed"
+
+
+def open_corpus(path: Path, vocab_size: int = 100) -> tuple[CorpusSource | None, list[str]]:
     lines: list[str] = []
-    return CorpusSource.open(path, vocab_size=vocab_size, notice=lines.append, **options), lines
+    merged = open_sources(Settings(path), vocab_size, lines.append, lambda: "print")
+    (source,) = merged.sources or (None,)
+    assert source is None or isinstance(source, CorpusSource)
+    return source, lines
 
 
 def test_the_seeds_file_is_loaded_and_reported_in_its_words(tmp_path: Path):
     path = tmp_path / "corpus.txt"
     path.write_text(" 1 2 3 4 5\n6 7 -1\t8 9\r\n-7 +10")
-    source, lines = open_corpus(path, depth=8)
+    source, lines = open_corpus(path)
     assert source is not None
     assert lines == [f"corpus drafts: 10 frozen ids from {path}, depth 8"]
     assert source.report_lines() == [], "only if anything was proposed"
@@ -165,6 +184,46 @@ def test_a_bad_field_far_into_a_large_file_keeps_its_place(tmp_path: Path):
     source, _ = open_corpus(path, vocab_size=200)
     assert source is not None
     assert source._index.num_ids == 1_200_000
+
+
+def test_a_library_reads_a_corpus_again_only_when_its_file_changes(tmp_path: Path):
+    lines: list[str] = []
+    library = SourceLibrary(100, lambda: "print", lines.append)
+    settings = Settings(tmp_path / "corpus.txt", corpus_k=2)
+    settings.corpus.write_text("1 2 3 4")
+    for _ in range(3):
+        assert library.sources(settings).sources
+    assert lines == [f"corpus drafts: 4 frozen ids from {settings.corpus}, depth 2"]
+    settings.corpus.write_text("1 2 3 4 5 6")
+    (source,) = library.sources(settings).sources
+    assert lines[1:] == [f"corpus drafts: 6 frozen ids from {settings.corpus}, depth 2"]
+    assert isinstance(source, CorpusSource)
+    assert not library.sources(Settings(settings.corpus, enabled=False, draft=3)).sources
+    assert [source.name for source in library.sources(Settings(None, draft=3)).sources] == ["ngram"]
+
+
+def test_always_leaves_the_guard_out(tmp_path: Path):
+    path = tmp_path / "corpus.txt"
+    path.write_text("1 2 3 4 5 6 7 8 9")
+    for gate, proposals in (("seed", 4), ("always", 20)):
+        merged = open_sources(Settings(path, gate=gate), 100, lambda line: None)
+        merged.begin([1, 2, 3])
+        assert sum(merged.propose(8) is not None for _ in range(20)) == proposals
+
+
+def test_an_index_is_told_from_text_and_checked_for_its_model(tmp_path: Path):
+    path = tmp_path / "corpus.safetensors"
+    tokens = Tokens(np.array([1, 2, 3, 4, 5, -1], np.int32), [(0, 0, 0)], ["memory"])
+    write_index(path, tokens, IndexOptions(100, "print"))
+    source, lines = open_corpus(path)
+    assert source is not None
+    assert lines == [f"corpus drafts: 5 frozen ids from {path}, depth 8"]
+    source.begin([1, 2, 3])
+    draft = source.propose(8)
+    assert draft is not None
+    assert draft.token_ids == (4, 5)
+    with pytest.raises(CorpusError, match="another tokenizer"):
+        open_sources(Settings(path), 100, lines.append, lambda: "another")
 
 
 def test_a_directory_is_refused(tmp_path: Path):

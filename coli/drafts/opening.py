@@ -1,0 +1,83 @@
+"""From options to draft sources: which are on, how deep they go and who guards them, chosen once per response."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Protocol
+
+from coli.drafts.base import DraftSource, Notice, PausingGuard
+from coli.drafts.corpus import LABEL, CorpusSource, SpanIndex, open_corpus
+from coli.drafts.merge import MergedSources
+from coli.drafts.ngram import NgramSource
+
+
+class DraftSettings(Protocol):
+    """coli.options.DraftOptions, as far as sources read it."""
+
+    @property
+    def enabled(self) -> bool: ...
+    @property
+    def corpus(self) -> Path | None: ...
+    @property
+    def corpus_k(self) -> int: ...
+    @property
+    def corpus_minacc(self) -> int: ...
+    @property
+    def draft(self) -> int | None: ...
+    @property
+    def gate(self) -> str: ...
+
+
+class SourceLibrary:
+    """The opened corpora of one model, kept between responses as long as their files do not change."""
+
+    def __init__(self, vocab_size: int, fingerprint: Callable[[], str], notice: Notice) -> None:
+        """fingerprint: of the model's tokenizer; only asked for when a file names one."""
+        self._vocab_size = vocab_size
+        self._fingerprint = fingerprint
+        self._notice = notice
+        self._corpora: dict[Path, tuple[tuple[int, int], SpanIndex]] = {}
+
+    def sources(self, settings: DraftSettings) -> MergedSources:
+        """Fresh sources for one response. Raises CorpusError for a malformed or foreign corpus."""
+        sources: list[DraftSource] = []
+        if settings.enabled and settings.corpus is not None:
+            index = self._corpus(settings.corpus, settings.corpus_k)
+            if index is not None:
+                guard = None
+                if settings.gate != "always":
+                    guard = PausingGuard(LABEL, self._notice, percent=settings.corpus_minacc)
+                sources.append(CorpusSource(index, depth=settings.corpus_k, guard=guard))
+        if settings.enabled and settings.draft:
+            sources.append(NgramSource(depth=settings.draft))
+        return MergedSources(sources, vocab_size=self._vocab_size)
+
+    def _corpus(self, path: Path, depth: int) -> SpanIndex | None:
+        version = _version(path)
+        known = self._corpora.get(path)
+        if known is not None and known[0] == version:
+            return known[1]
+        index = open_corpus(path, self._vocab_size, self._fingerprint, self._notice)
+        if index is None:
+            return None
+        self._notice(f"{LABEL}: {index.num_ids} frozen ids from {path}, depth {depth}")
+        if version is not None:
+            self._corpora[path] = (version, index)
+        return index
+
+
+def _version(path: Path) -> tuple[int, int] | None:
+    """Changes with the file; None for a pipe, which can be read once only, and for a file that is not there."""
+    try:
+        status = path.stat()
+    except OSError:
+        return None
+    return (status.st_size, status.st_mtime_ns) if path.is_file() else None
+
+
+def open_sources(
+    settings: DraftSettings, vocab_size: int, notice: Notice, fingerprint: Callable[[], str] = lambda: ""
+) -> MergedSources:
+    """The sources `settings` ask for, opened for one response only."""
+    return SourceLibrary(vocab_size, fingerprint, notice).sources(settings)
