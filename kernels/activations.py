@@ -9,7 +9,7 @@ Packed f32: plain rows of groups * 32 float32. Columns beyond the end of a row r
 
 import numpy as np
 
-from coli.kernels.runtime import Stage, address, arguments, device
+from coli.kernels.runtime import Stage, address, arguments, device, unpacker
 from coli.kernels.simd import (
     abs_bits,
     f32_bits,
@@ -30,6 +30,8 @@ from coli.kernels.simd import (
     store_i32,
     store_i64,
 )
+
+unpack7, unpack8 = unpacker(7), unpacker(8)
 
 GROUP = 32
 RECORD = 40  # bytes of one row and group in a packed block
@@ -66,8 +68,7 @@ def _quantize_group(x, n, q):
 
 def _quantize_rows(args, part, parts):
     """args: x, rows, cols, stride, q, scale, total."""
-    x, rows, cols, stride = load_i64(args), load_i64(args + 8), load_i64(args + 16), load_i64(args + 24)
-    q, scale, total = load_i64(args + 32), load_i64(args + 40), load_i64(args + 48)
+    x, rows, cols, stride, q, scale, total = unpack7(args, 0)
     groups = (cols + 31) // 32
     for s in range(rows * part // parts, rows * (part + 1) // parts):
         for g in range(groups):
@@ -82,8 +83,7 @@ QUANTIZE_ROWS = Stage(_quantize_rows)
 
 def _pack_rows(args, part, parts):
     """args: x, cols, stride, row_ids, blocks (B, 4): first index in row_ids, rows, kind, byte offset, B, buffer."""
-    x, cols, stride, row_ids = load_i64(args), load_i64(args + 8), load_i64(args + 16), load_i64(args + 24)
-    table, count, buffer = load_i64(args + 32), load_i64(args + 40), load_i64(args + 48)
+    x, cols, stride, row_ids, table, count, buffer = unpack7(args, 0)
     groups = (cols + 31) // 32
     total = 0
     for j in range(count):
@@ -119,8 +119,7 @@ PACK_ROWS = Stage(_pack_rows)
 
 def _pack_quantized(args, part, parts):
     """args: q, scale, total, groups, row_ids, blocks (B, 4), B, buffer."""
-    q, scale, sums, groups = load_i64(args), load_i64(args + 8), load_i64(args + 16), load_i64(args + 24)
-    row_ids, table, count, buffer = load_i64(args + 32), load_i64(args + 40), load_i64(args + 48), load_i64(args + 56)
+    q, scale, sums, groups, row_ids, table, count, buffer = unpack8(args, 0)
     total = 0
     for j in range(count):
         total += load_i64(table + 32 * j + 8)

@@ -13,7 +13,7 @@ on slots, other rows, tiling or threads. Threads take (block of rows, kv head) u
 import numpy as np
 
 from coli.kernels.outer import OUTER, call_outer
-from coli.kernels.runtime import Stage, address, arguments, device
+from coli.kernels.runtime import Routine, Stage, address, arguments, caller, device, unpacker
 from coli.kernels.simd import (
     bits_f32,
     f32_from_half,
@@ -41,6 +41,8 @@ from coli.kernels.simd import (
 )
 from coli.kernels.transcendental import expf_x16
 
+unpack2, unpack4, unpack5, unpack9, unpack11, unpack12 = (unpacker(n) for n in (2, 4, 5, 9, 11, 12))
+
 V_SPAN = 64  # positions of V per pass over the heads of a unit
 QUERIES = 24  # (row, head) pairs that share a pass, at most, unless one row has more
 
@@ -48,9 +50,7 @@ QUERIES = 24  # (row, head) pairs that share a pass, at most, unless one row has
 # ------------------------------------------------------------------ cache writes
 def _kv_append(args, part, parts):
     """args: k, k stride, v, v stride, k_addr (S), v_addr (S), slots (S), rows, K, D, cap, half, bad (parts)."""
-    k, k_stride, v, v_stride = load_i64(args), load_i64(args + 8), load_i64(args + 16), load_i64(args + 24)
-    k_addr, v_addr, slots, rows = load_i64(args + 32), load_i64(args + 40), load_i64(args + 48), load_i64(args + 56)
-    heads, dim, cap, half = load_i64(args + 64), load_i64(args + 72), load_i64(args + 80), load_i64(args + 88)
+    k, k_stride, v, v_stride, k_addr, v_addr, slots, rows, heads, dim, cap, half = unpack12(args, 0)
     bad = 0
     for s in range(rows * part // parts, rows * (part + 1) // parts):
         slot = load_i64(slots + 8 * s)
@@ -89,9 +89,7 @@ def _copy_element(target, source, half):
 
 def _copy_slots(args, part, parts):
     """args: k address, v address, source slots, target slots, n, K, D, cap, half."""
-    k, v, source, target = load_i64(args), load_i64(args + 8), load_i64(args + 16), load_i64(args + 24)
-    n, heads, dim = load_i64(args + 32), load_i64(args + 40), load_i64(args + 48)
-    cap, half = load_i64(args + 56), load_i64(args + 64)
+    k, v, source, target, n, heads, dim, cap, half = unpack9(args, 0)
     size = 2 if half else 4
     for h in range(heads * part // parts, heads * (part + 1) // parts):
         for i in range(n):
@@ -130,34 +128,30 @@ def _softmax_row(scores, base, first, stop, scale):
     return np.float32(1) / hsum_f32(total)
 
 
-@device
-def _add_values(outer, p, p_row, queries, v, slot, count, dim, half, acc, acc_row, span):
-    """acc[i, d] chains go on over `count` positions whose V rows lie from slot on; p[i] at p + i*p_row."""
-    size = 2 if half else 4
-    chunks = (dim + 15) // 16
+def _add_values(outer, p, p_row, queries, v, count, dim, half, acc, acc_row, span):
+    """acc[i, d] chains go on over `count` positions whose V rows start at v; p[i] at p + i*p_row."""
+    size, chunks = 4 - 2 * half, (dim + 15) // 16
     for done in range(0, count, 64):
         n = min(64, count - done)
-        rows = v + size * (slot + done) * dim
-        if dim % 16 != 0 or (half and queries > 12):
+        rows, source, step, block = v + size * dim * done, half, size * dim, size * 16
+        if dim % 16 != 0 or (half != 0 and queries > 12):
             # whole chunks of 16 in float32, once for all queries
             for t in range(n):
                 for d in range(0, dim, 16):
-                    if half:
-                        if d + 16 <= dim:
-                            store_f32x16(span + 4 * (t * chunks * 16 + d), load_h16(rows + 2 * (t * dim + d)))
-                        else:
-                            for e in range(d, dim):
-                                value = f32_from_half(load_u16(rows + 2 * (t * dim + e)))
-                                store_f32(span + 4 * (t * chunks * 16 + e), value)
+                    at, target = rows + size * (t * dim + d), span + 4 * (t * chunks * 16 + d)
+                    if half == 0:
+                        store_part(target, load_part(at, dim - d), dim - d)
+                    elif d + 16 <= dim:
+                        store_f32x16(target, load_h16(at))
                     else:
-                        store_part(
-                            span + 4 * (t * chunks * 16 + d), load_part(rows + 4 * (t * dim + d), dim - d), dim - d
-                        )
-            call_outer(outer, 0, queries, chunks, p + 4 * done, p_row, span, chunks * 64, 64, n, acc, acc_row, 64, 0)
-        else:
-            call_outer(
-                outer, half, queries, chunks, p + 4 * done, p_row, rows, size * dim, size * 16, n, acc, acc_row, 64, 0
-            )
+                        for e in range(dim - d):
+                            store_f32(target + 4 * e, f32_from_half(load_u16(at + 2 * e)))
+            rows, source, step, block = span, 0, chunks * 64, 64
+        call_outer(outer, source, queries, chunks, p + 4 * done, p_row, rows, step, block, n, acc, acc_row, 64, 0)
+
+
+ADD_VALUES = Routine(_add_values, 11)
+add_values = caller(11)
 
 
 @device
@@ -165,46 +159,49 @@ def _gather_keys(k, prefix, path, first, stop, dim, half, block):
     """K of the positions first .. stop-1 (at most 16, first a multiple of 16) as a float32 block (D, 16)."""
     for t in range(first, stop):
         slot = t if t < prefix else load_i64(path + 8 * (t - prefix))
-        size = 2 if half else 4
-        at = k + size * ((slot // 16) * dim * 16 + slot % 16)
+        at = k + (4 - 2 * half) * ((slot >> 4) * dim * 16 + (slot & 15))
         for d in range(dim):
             value = f32_from_half(load_u16(at + 32 * d)) if half else load_f32(at + 64 * d)
             store_f32(block + 4 * (16 * d + t - first), value)
 
 
-@device
 def _unit(args, first_row, rows, kv_head, scratch):
     """Rows first_row .. +rows-1 (one sequence) with one kv head."""
-    q, q_stride, out, out_stride = load_i64(args), load_i64(args + 8), load_i64(args + 16), load_i64(args + 24)
-    prefixes, lengths = load_i64(args + 48) + 8 * first_row, load_i64(args + 72) + 8 * first_row
-    paths, path_stride = load_i64(args + 56), load_i64(args + 64)
-    window, scale = load_i64(args + 80), np.float32(load_f64(args + 88))
-    heads, kv_heads, dim, cap, half = (
-        load_i64(args + 96), load_i64(args + 104), load_i64(args + 112), load_i64(args + 120), load_i64(args + 128)
-    )  # fmt: skip
-    outer, size = load_i64(args + 168), 2 if half else 4
-    group = heads // kv_heads
-    k = load_i64(load_i64(args + 32) + 8 * first_row) + size * kv_head * cap * dim
-    v = load_i64(load_i64(args + 40) + 8 * first_row) + size * kv_head * cap * dim
+    q, q_stride, out, out_stride, k, v, prefixes, paths, path_stride, lengths, window = unpack11(args, 0)
+    scale = np.float32(load_f64(args + 88))
+    heads, kv_heads, dim, cap, half = unpack5(args, 12)
+    outer, add = unpack2(args, 21)
+    size, group = 4 - 2 * half, heads // kv_heads
+    k = load_i64(k + 8 * first_row) + size * kv_head * cap * dim
+    v = load_i64(v + 8 * first_row) + size * kv_head * cap * dim
     queries, padded = rows * group, (dim + 15) // 16 * 16
 
-    # the extent of the scores, and what all rows share: blocks of K up to `direct`, V rows shared .. shared_stop
+    table = scratch  # (rows, 5) i64: first position, prefix, stop, end of the K blocks it reads in place, path
+    block = table + 64 * rows  # (D, 16) f32
+    span = block + 64 * dim  # (64, padded) f32
+    q_copy = span + 256 * padded  # (queries, D) f32
+    acc = q_copy + 4 * queries * dim  # (queries, padded) f32
+    scores = acc + 4 * queries * padded  # (queries, positions) f32
+    acc_row, q_row = 4 * padded, 4 * dim
+
+    # the extent of the scores, and what all rows share: blocks of K before `direct`, rows of V shared .. shared_stop
     base, limit, direct, shared, shared_stop = cap, 0, cap, 0, cap
     for r in range(rows):
-        prefix, length = load_i64(prefixes + 8 * r), load_i64(lengths + 8 * r)
-        stop = prefix + length
+        prefix, length = load_i64(prefixes + 8 * (first_row + r)), load_i64(lengths + 8 * (first_row + r))
+        stop, solid = prefix + length, cap if length == 0 else prefix & -16
         first = max(0, stop - window) if window > 0 else 0
-        base, limit = min(base, first // 16 * 16), max(limit, stop)
-        if length > 0:
-            direct = min(direct, prefix // 16 * 16)
+        row = table + 40 * r
+        store_i64(row, first)
+        store_i64(row + 8, prefix)
+        store_i64(row + 16, stop)
+        store_i64(row + 24, solid)
+        store_i64(row + 32, paths + 8 * (first_row + r) * path_stride)
+        base, limit, direct = min(base, first & -16), max(limit, stop), min(direct, solid)
         shared, shared_stop = max(shared, first), min(shared_stop, prefix)
-    direct = max(base, min(direct, (limit + 15) // 16 * 16))
-    row_bytes = 4 * ((limit - base + 15) // 16 * 16)
-    block = scratch  # (D, 16) f32
-    span = block + 64 * dim  # (64, padded) f32
-    q_copy = span + 4 * 64 * padded  # (queries, D)
-    acc = q_copy + 4 * queries * dim  # (queries, padded)
-    scores = acc + 4 * queries * padded  # (queries, positions)
+    if shared >= shared_stop:
+        shared, shared_stop = 0, 0
+    direct = max(base, min(direct, (limit + 15) & -16))
+    score_row = 4 * ((limit - base + 15) & -16)
 
     for r in range(rows):
         source = q + 4 * ((first_row + r) * q_stride + kv_head * group * dim)
@@ -213,94 +210,83 @@ def _unit(args, first_row, rows, kv_head, scratch):
     for i in range(0, queries * padded, 16):
         store_f32x16(acc + 4 * i, splat_f32(np.float32(0)))
 
-    # scores
-    if half and queries > 12:
-        for t in range(base, direct, 16):
-            source = k + 2 * t * dim
+    # scores: blocks that all rows read in place, then the rest row by row
+    t, step = base, 16 if half != 0 and queries > 12 else direct - base
+    while t < direct:
+        source, width = k + size * t * dim, half
+        if step == 16:
             for d in range(dim):
                 store_f32x16(block + 64 * d, load_h16(source + 32 * d))
-            call_outer(
-                outer, 0, queries, 1, q_copy, 4 * dim, block, 64, 0, dim, scores + 4 * (t - base), row_bytes, 64, 1
-            )
-    elif base < direct:
-        call_outer(
-            outer, half, queries, (direct - base) // 16, q_copy, 4 * dim, k + size * base * dim, size * 16,
-            size * 16 * dim, dim, scores, row_bytes, 64, 1,
-        )  # fmt: skip
+            source, width = block, 0
+        call_outer(outer, width, queries, step >> 4, q_copy, q_row, source, (4 - 2 * width) * 16, size * 16 * dim, dim,
+                   scores + 4 * (t - base), score_row, 64, 1)  # fmt: skip
+        t += step
     for r in range(rows):
-        prefix, length = load_i64(prefixes + 8 * r), load_i64(lengths + 8 * r)
-        stop = prefix + length
-        first = max(0, stop - window) if window > 0 else 0
-        path = paths + 8 * (first_row + r) * path_stride
-        q_row, score_row = q_copy + 4 * r * group * dim, scores + r * group * row_bytes
-        for t in range(max(direct, first // 16 * 16), stop, 16):
-            if t + 16 <= prefix or length == 0:
-                call_outer(outer, half, group, 1, q_row, 4 * dim, k + size * t * dim, size * 16, 0, dim,
-                      score_row + 4 * (t - base), row_bytes, 64, 1)  # fmt: skip
-            else:
+        first, prefix, stop, solid, path = unpack5(table + 40 * r, 0)
+        for t in range(max(direct, first & -16), stop, 16):
+            source, width = k + size * t * dim, half
+            if t >= solid:
                 _gather_keys(k, prefix, path, t, min(stop, t + 16), dim, half, block)
-                call_outer(
-                    outer, 0, group, 1, q_row, 4 * dim, block, 64, 0, dim, score_row + 4 * (t - base), row_bytes, 64, 1
-                )
+                source, width = block, 0
+            call_outer(outer, width, group, 1, q_copy + r * group * q_row, q_row, source, (4 - 2 * width) * 16, 0, dim,
+                       scores + r * group * score_row + 4 * (t - base), score_row, 64, 1)  # fmt: skip
 
-    # softmax, then V: what only some rows see before the shared stretch, the stretch, and what comes after it
-    if shared >= shared_stop:
-        shared, shared_stop = 0, 0
+    # softmax, then V: what a row sees before the stretch that all share, the stretch, and what comes after it
     for r in range(rows):
-        stop = load_i64(prefixes + 8 * r) + load_i64(lengths + 8 * r)
-        first = max(0, stop - window) if window > 0 else 0
-        for g in range(group):
-            i = r * group + g
-            inv = _softmax_row(scores + i * row_bytes, base, first, stop, scale)
-            store_f32(q_copy + 4 * i * dim, inv)  # the copy of q has served
+        first, prefix, stop, solid, path = unpack5(table + 40 * r, 0)
+        for i in range(r * group, r * group + group):
+            inv = _softmax_row(scores + i * score_row, base, first, stop, scale)
+            store_f32(q_copy + i * q_row, inv)  # the copy of q has served
         if first < shared:
-            before = scores + r * group * row_bytes + 4 * (first - base)
-            _add_values(outer, before, row_bytes, group, v, first, shared - first,
-                        dim, half, acc + 4 * r * group * padded, 4 * padded, span)  # fmt: skip
+            add_values(add, outer, scores + r * group * score_row + 4 * (first - base), score_row, group,
+                       v + size * dim * first, shared - first, dim, half, acc + r * group * acc_row, acc_row,
+                       span)  # fmt: skip
     if shared < shared_stop:
-        _add_values(outer, scores + 4 * (shared - base), row_bytes, queries, v, shared, shared_stop - shared,
-                    dim, half, acc, 4 * padded, span)  # fmt: skip
+        add_values(add, outer, scores + 4 * (shared - base), score_row, queries, v + size * dim * shared,
+                   shared_stop - shared, dim, half, acc, acc_row, span)  # fmt: skip
     for r in range(rows):
-        prefix, length = load_i64(prefixes + 8 * r), load_i64(lengths + 8 * r)
-        stop = prefix + length
-        first = max(0, stop - window) if window > 0 else 0
-        row_scores, row_acc = scores + r * group * row_bytes, acc + 4 * r * group * padded
-        after = max(first, shared_stop)
-        if after < prefix:
-            _add_values(outer, row_scores + 4 * (after - base), row_bytes, group, v, after, prefix - after,
-                        dim, half, row_acc, 4 * padded, span)  # fmt: skip
-        for t in range(max(first, prefix), stop):
-            slot = load_i64(paths + 8 * ((first_row + r) * path_stride + t - prefix))
-            _add_values(outer, row_scores + 4 * (t - base), row_bytes, group, v, slot, 1,
-                        dim, half, row_acc, 4 * padded, span)  # fmt: skip
-        for g in range(group):
-            i = r * group + g
-            inv = splat_f32(load_f32(q_copy + 4 * i * dim))
-            target = out + 4 * ((first_row + r) * out_stride + (kv_head * group + g) * dim)
+        first, prefix, stop, solid, path = unpack5(table + 40 * r, 0)
+        t = max(first, shared_stop)
+        while t < stop:
+            slot, count = t, prefix - t
+            if t >= prefix:
+                slot, count = load_i64(path + 8 * (t - prefix)), 1
+            add_values(add, outer, scores + r * group * score_row + 4 * (t - base), score_row, group,
+                       v + size * dim * slot, count, dim, half, acc + r * group * acc_row, acc_row, span)  # fmt: skip
+            t += count
+        for i in range(group):
+            inv = splat_f32(load_f32(q_copy + (r * group + i) * q_row))
+            target = out + 4 * ((first_row + r) * out_stride + (kv_head * group + i) * dim)
             for d in range(0, dim, 16):
-                store_part(target + 4 * d, fmul(load_f32x16(acc + 4 * (i * padded + d)), inv), dim - d)
+                x = load_f32x16(acc + (r * group + i) * acc_row + 4 * d)
+                store_part(target + 4 * d, fmul(x, inv), dim - d)
+
+
+UNIT = Routine(_unit, 5)
+call_unit = caller(5)
 
 
 def _attention(args, part, parts):
-    """args: q, q stride, out, out stride, k_addr, v_addr, prefix_len, paths, path stride, path_len, window, scale,
-    N, K, D, cap, half, scratch, scratch bytes per part, rows, rows per unit, address of
-    OUTER."""
-    k_addr, v_addr, kv_heads = load_i64(args + 32), load_i64(args + 40), load_i64(args + 104)
-    scratch = load_i64(args + 136) + load_i64(args + 144) * part
-    rows, per_unit = load_i64(args + 152), load_i64(args + 160)
+    """args: 0 q, q stride, out, out stride, 4 k_addr, v_addr, 6 prefix_len, paths, path stride, path_len, 10 window,
+    scale, 12 N, K, D, cap, half, 17 scratch, scratch bytes per part, 19 rows, rows per unit, 21 addresses of OUTER,
+    ADD_VALUES and UNIT."""
+    k_addr, v_addr = unpack2(args, 4)
+    kv_heads = load_i64(args + 104)
+    scratch, room, rows, per_unit = unpack4(args, 17)
+    unit_address = load_i64(args + 184)
     unit, s = 0, 0
     while s < rows:
-        n = 1
+        k, v, n = load_i64(k_addr + 8 * s), load_i64(v_addr + 8 * s), 1
         while (
             n < per_unit
             and s + n < rows
-            and load_i64(k_addr + 8 * (s + n)) == load_i64(k_addr + 8 * s)
-            and load_i64(v_addr + 8 * (s + n)) == load_i64(v_addr + 8 * s)
+            and load_i64(k_addr + 8 * (s + n)) == k
+            and load_i64(v_addr + 8 * (s + n)) == v
         ):
             n += 1
         for h in range(kv_heads):
             if unit % parts == part:
-                _unit(args, s, n, h, scratch)
+                call_unit(unit_address, args, s, n, h, scratch + room * part)
             unit += 1
         s += n
 
@@ -322,12 +308,14 @@ def kv_append(
     cap: int,
     is_f16: bool,
     threads: int = 1,
+    bad: np.ndarray | None = None,
 ) -> int:
     """Write row s of k[:, k_column:] and v[:, v_column:] (heads of D) to slot slots[s] of the cache at k_addr[s],
-    v_addr[s] (int64 (S,)), rounded to the cache type. Returns how many stored values are inf or NaN (fp16 overflow)."""
+    v_addr[s] (int64 (S,)), rounded to the cache type. Returns how many stored values are inf or NaN (fp16 overflow);
+    `bad` int64 (threads,) takes the counts where the caller wants to look later (a recorded call)."""
     assert k.dtype == v.dtype == np.float32
     assert slots.dtype == k_addr.dtype == v_addr.dtype == np.int64
-    bad = np.zeros(threads, np.int64)
+    bad = np.zeros(threads, np.int64) if bad is None else bad
     block = arguments(
         address(k) + 4 * k_column, k.strides[0] // 4, address(v) + 4 * v_column, v.strides[0] // 4, address(k_addr),
         address(v_addr), address(slots), len(slots), kv_heads, head_dim, cap, int(is_f16), address(bad),
@@ -358,7 +346,9 @@ def copy_slots(
 def scratch_bytes(rows_per_unit: int, heads: int, kv_heads: int, head_dim: int, positions: int) -> int:
     """Working memory of one thread for rows that attend up to `positions` positions."""
     queries, padded = rows_per_unit * heads // kv_heads, -(-head_dim // 16) * 16
-    floats = 16 * head_dim + 64 * padded + queries * (head_dim + padded + -(-positions // 16) * 16 + 16)
+    floats = (
+        16 * rows_per_unit + 16 * head_dim + 64 * padded + queries * (head_dim + padded + -(-positions // 16) * 16 + 16)
+    )
     return -(-4 * floats // 64) * 64
 
 
@@ -378,10 +368,12 @@ def attention(
     cap: int,
     is_f16: bool,
     threads: int = 1,
+    most_positions: int | None = None,
 ) -> None:
     """out (S, >= N*D) f32 = attention of q (S, >= N*D) f32 over the caches at k_addr[s], v_addr[s] (int64 (S,)).
 
-    prefix_len, path_len int64 (S,); path int64 (S, P) slots. prefix_len + path_len >= 1. window 0 is none."""
+    prefix_len, path_len int64 (S,); path int64 (S, P) slots. prefix_len + path_len >= 1. window 0 is none.
+    most_positions bounds prefix_len + path_len of every row (default: what it is now; a recorded call needs it)."""
     rows = len(prefix_len)
     for array in (k_addr, v_addr, prefix_len, path_len, path):
         assert array.dtype == np.int64
@@ -392,7 +384,7 @@ def attention(
     if rows == 0:
         return
     positions = prefix_len + path_len
-    most = int(positions.max())
+    most = int(positions.max()) if most_positions is None else most_positions
     assert most <= cap
     assert int(positions.min()) >= 1
     per_unit = max(1, min(rows, QUERIES * kv_heads // heads))
@@ -402,6 +394,6 @@ def attention(
         address(q), q.strides[0] // 4, address(out), out.strides[0] // 4, address(k_addr), address(v_addr),
         address(prefix_len), address(path), path.shape[1], address(path_len), window, float(scale), heads, kv_heads,
         head_dim, cap, int(is_f16), (address(scratch) + 63) // 64 * 64, room, rows, per_unit,
-        OUTER.address,
+        OUTER.address, ADD_VALUES.address, UNIT.address,
     )  # fmt: skip
     ATTENTION.run(block, threads)

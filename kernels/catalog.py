@@ -1,7 +1,7 @@
 """The stages a run needs, for `runtime.warm`; the others (convert, tests) compile when first used."""
 
 from coli.kernels.activations import PACK_QUANTIZED, PACK_ROWS, QUANTIZE_ROWS
-from coli.kernels.attention import ATTENTION, COPY_SLOTS, KV_APPEND
+from coli.kernels.attention import ADD_VALUES, ATTENTION, COPY_SLOTS, KV_APPEND, UNIT
 from coli.kernels.elementwise import COUNT_BAD, FUNCTIONS, POINTWISE, RMS_NORM, SWIGLU
 from coli.kernels.matmul import RUN_JOBS
 from coli.kernels.microkernel import TILE
@@ -13,7 +13,8 @@ from coli.kernels.rope import APPLY_ROPE, ROPE_TABLE
 from coli.kernels.routing import ROUTE
 
 RUN = (
-    TILE, OUTER, RUN_JOBS, ATTENTION, PACK_ROWS, QUANTIZE_ROWS, PACK_QUANTIZED, KV_APPEND, COPY_SLOTS,
-    RMS_NORM, POINTWISE, SWIGLU, COUNT_BAD, FUNCTIONS, ROPE_TABLE, APPLY_ROPE, ROUTE, COMBINE, ACCUMULATE, EMBED_ROWS, ARGMAX, CANDIDATES,
+    TILE, OUTER, RUN_JOBS, UNIT, ADD_VALUES, ATTENTION, PACK_ROWS, QUANTIZE_ROWS, PACK_QUANTIZED, KV_APPEND, COPY_SLOTS,
+    RMS_NORM, POINTWISE, SWIGLU, COUNT_BAD, FUNCTIONS, ROPE_TABLE, APPLY_ROPE, ROUTE, COMBINE, ACCUMULATE, EMBED_ROWS,
+    ARGMAX, CANDIDATES,
 )  # fmt: skip
 ALL = (*RUN, QUANTIZE, GUMBEL)

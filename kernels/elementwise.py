@@ -6,7 +6,7 @@ instruction set. Buffers are 2-D float32 with contiguous columns; a row stride l
 
 import numpy as np
 
-from coli.kernels.runtime import Stage, address, arguments, device
+from coli.kernels.runtime import Stage, address, arguments, device, unpacker
 from coli.kernels.simd import (
     bits_f32,
     fadd,
@@ -27,6 +27,8 @@ from coli.kernels.simd import (
 )
 from coli.kernels.transcendental import cos64, exp64, expf, log64, sigmoid, silu_x16, sin64
 
+unpack2, unpack4, unpack5, unpack7 = unpacker(2), unpacker(4), unpacker(5), unpacker(7)
+
 ADD, CLIP, SCALE, SCALE_ROWS, GATE_ROWS = range(5)
 EXP32, SIGMOID32, EXP64, LOG64, SIN64, COS64 = range(6)
 
@@ -46,9 +48,9 @@ def _norm_segment(x, weight, out, n, eps):
 
 def _rms_norm(args, part, parts):
     """args: x, rows, row stride, segments per row, length of a segment, weight, eps, out, out stride."""
-    x, rows, stride, segments = load_i64(args), load_i64(args + 8), load_i64(args + 16), load_i64(args + 24)
+    x, rows, stride, segments = unpack4(args, 0)
     n, weight, eps = load_i64(args + 32), load_i64(args + 40), np.float32(load_f64(args + 48))
-    out, out_stride = load_i64(args + 56), load_i64(args + 64)
+    out, out_stride = unpack2(args, 7)
     for s in range(rows * part // parts, rows * (part + 1) // parts):
         for h in range(segments):
             _norm_segment(x + 4 * (s * stride + h * n), weight, out + 4 * (s * out_stride + h * n), n, eps)
@@ -59,7 +61,7 @@ RMS_NORM = Stage(_rms_norm)
 
 def _pointwise(args, part, parts):
     """args: op, x, rows, cols, stride, y, y stride, bound."""
-    op, x, rows, cols = load_i64(args), load_i64(args + 8), load_i64(args + 16), load_i64(args + 24)
+    op, x, rows, cols = unpack4(args, 0)
     stride, y, y_stride, bound = load_i64(args + 32), load_i64(args + 40), load_i64(args + 48), load_f64(args + 56)
     number = np.float32(bound)
     for s in range(rows * part // parts, rows * (part + 1) // parts):
@@ -85,8 +87,7 @@ POINTWISE = Stage(_pointwise)
 
 def _swiglu(args, part, parts):
     """args: gate_up, rows, stride, I, offset of up, out, out stride."""
-    gate, rows, stride, n = load_i64(args), load_i64(args + 8), load_i64(args + 16), load_i64(args + 24)
-    up, out, out_stride = load_i64(args + 32), load_i64(args + 40), load_i64(args + 48)
+    gate, rows, stride, n, up, out, out_stride = unpack7(args, 0)
     for s in range(rows * part // parts, rows * (part + 1) // parts):
         for i in range(0, n, 16):
             at = gate + 4 * (s * stride + i)
@@ -99,7 +100,7 @@ SWIGLU = Stage(_swiglu)
 
 def _functions(args, part, parts):
     """args: function, x, n, y; 32-bit functions on float32, the others on float64."""
-    function, x, n, y = load_i64(args), load_i64(args + 8), load_i64(args + 16), load_i64(args + 24)
+    function, x, n, y = unpack4(args, 0)
     for i in range(n * part // parts, n * (part + 1) // parts):
         if function < 2:
             v = load_f32(x + 4 * i)
@@ -122,8 +123,7 @@ FUNCTIONS = Stage(_functions)
 
 def _count_bad(args, part, parts):
     """args: x, rows, cols, stride, counts (rows): NaN or inf per row."""
-    x, rows, cols = load_i64(args), load_i64(args + 8), load_i64(args + 16)
-    stride, counts = load_i64(args + 24), load_i64(args + 32)
+    x, rows, cols, stride, counts = unpack5(args, 0)
     for s in range(rows * part // parts, rows * (part + 1) // parts):
         bad = 0
         for i in range(cols):

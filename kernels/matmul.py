@@ -15,8 +15,10 @@ import numpy as np
 from coli.kernels.activations import x_bytes
 from coli.kernels.microkernel import TILE, call_tile
 from coli.kernels.outer import OUTER, call_outer
-from coli.kernels.runtime import Stage, address, arguments, device
+from coli.kernels.runtime import Stage, address, arguments, device, unpacker
 from coli.kernels.simd import fadd, load_f32x16, load_i64, store_f32x16
+
+unpack6 = unpacker(6)
 
 KIND_F32, KIND_Q8, KIND_Q4 = 0, 1, 2
 WEIGHT_BYTES = (16 * 32 * 4, 512, 256)  # per tile and group, by kind
@@ -28,8 +30,7 @@ __all__ = ["JOB_COLUMNS", "KIND_F32", "KIND_Q4", "KIND_Q8", "job_table", "run_jo
 
 def _run_jobs(args, part, parts):
     """args: jobs (J, 10), J, x, out, addresses of TILE and OUTER."""
-    jobs, count, x, out = load_i64(args), load_i64(args + 8), load_i64(args + 16), load_i64(args + 24)
-    tile, outer = load_i64(args + 32), load_i64(args + 40)
+    jobs, count, x, out, tile, outer = unpack6(args, 0)
     total = 0
     for j in range(count):
         job = jobs + 80 * j

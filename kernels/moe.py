@@ -6,15 +6,15 @@ union in id order). Both give the same bits.
 
 import numpy as np
 
-from coli.kernels.runtime import Stage, address, arguments
+from coli.kernels.runtime import Stage, address, arguments, unpacker
 from coli.kernels.simd import fadd, fma, load_f32, load_i64, load_part, splat_f32, store_part
+
+unpack8, unpack9 = unpacker(8), unpacker(9)
 
 
 def _combine(args, part, parts):
     """args: x, rows, H, stride, A, index (S, A), weights (S, A), down, down stride."""
-    x, rows, width, stride = load_i64(args), load_i64(args + 8), load_i64(args + 16), load_i64(args + 24)
-    active, index, weights = load_i64(args + 32), load_i64(args + 40), load_i64(args + 48)
-    down, down_stride = load_i64(args + 56), load_i64(args + 64)
+    x, rows, width, stride, active, index, weights, down, down_stride = unpack9(args, 0)
     blocks = (width + 15) // 16
     for unit in range(rows * blocks * part // parts, rows * blocks * (part + 1) // parts):
         s, i = unit // blocks, unit % blocks * 16
@@ -32,8 +32,7 @@ COMBINE = Stage(_combine)
 
 def _accumulate(args, part, parts):
     """args: sums, stride, H, row_ids, weights, n, down, down stride."""
-    sums, stride, width, row_ids = load_i64(args), load_i64(args + 8), load_i64(args + 16), load_i64(args + 24)
-    weights, n, down, down_stride = load_i64(args + 32), load_i64(args + 40), load_i64(args + 48), load_i64(args + 56)
+    sums, stride, width, row_ids, weights, n, down, down_stride = unpack8(args, 0)
     for j in range(n * part // parts, n * (part + 1) // parts):
         w = splat_f32(load_f32(weights + 4 * j))
         target = sums + 4 * stride * load_i64(row_ids + 8 * j)

@@ -7,9 +7,11 @@ gumbel = -log(-log(u)) in float64 with our own log, between -3.14 and 22.9.
 
 import numpy as np
 
-from coli.kernels.runtime import Stage, address, arguments, device
+from coli.kernels.runtime import Stage, address, arguments, device, unpacker
 from coli.kernels.simd import bits_f32, load_f32, load_f64, load_i64, load_u8, store_f64, store_i64
 from coli.kernels.transcendental import exp64, log64
+
+unpack3, unpack4, unpack6, unpack8 = unpacker(3), unpacker(4), unpacker(6), unpacker(8)
 
 GUMBEL_MAX = 22.9  # above -log(-log(1 - 2**-33)) = 22.87
 LN2 = 0.6931471805599453
@@ -47,8 +49,7 @@ def _gumbel_of(word):
 
 def _gumbel(args, part, parts):
     """args: seed, position, ids, n, out f64, words (1: raw words as f64)."""
-    seed, position, ids, n = load_i64(args), load_i64(args + 8), load_i64(args + 16), load_i64(args + 24)
-    out, words = load_i64(args + 32), load_i64(args + 40)
+    seed, position, ids, n, out, words = unpack6(args, 0)
     for i in range(n * part // parts, n * (part + 1) // parts):
         token = load_i64(ids + 8 * i)
         word = _philox(token // 4, position, seed, token % 4)
@@ -79,8 +80,7 @@ def _bound(word):
 
 def _argmax(args, part, parts):
     """args: logits f32, n, ids (0: 0..n-1), allowed u8 by id (0: all), noisy, seed, position, out (best, NaN count)."""
-    logits, n, ids, allowed = load_i64(args), load_i64(args + 8), load_i64(args + 16), load_i64(args + 24)
-    noisy, seed, position, out = load_i64(args + 32), load_i64(args + 40), load_i64(args + 48), load_i64(args + 56)
+    logits, n, ids, allowed, noisy, seed, position, out = unpack8(args, 0)
     peak, found, bad = -np.inf, -1, 0
     for i in range(n):
         token = load_i64(ids + 8 * i) if ids != 0 else i
@@ -152,9 +152,9 @@ def _heap_sort(keys, n):
 def _candidates(args, part, parts):
     """args: logits f32, n, allowed u8 (0: all), top_k, top_p, min_p, ids (n), probabilities f64 (n), out (kept,
     NaN logits)."""
-    logits, n, allowed, top_k = load_i64(args), load_i64(args + 8), load_i64(args + 16), load_i64(args + 24)
+    logits, n, allowed, top_k = unpack4(args, 0)
     top_p, min_p = load_f64(args + 32), load_f64(args + 40)
-    ids, chances, out = load_i64(args + 48), load_i64(args + 56), load_i64(args + 64)
+    ids, chances, out = unpack3(args, 6)
     peak, usable, bad = np.float32(-np.inf), 0, 0
     for i in range(n):
         x = load_f32(logits + 4 * i)
@@ -274,7 +274,7 @@ def select_candidates(
 
     Order and every cut go by (logit descending, id ascending), so among equal logits the lowest ids stay. Probabilities
     are a float64 softmax over what top_k leaves (0: all), sums in id order, or in rank order after top_k. top_p keeps
-    the shortest prefix whose mass reaches top_p (never empty); min_p then keeps p >= min_p * best p. Probabilities are not
+    the shortest prefix whose mass reaches top_p (never empty); min_p then keeps p >= min_p * best p. They are not
     renormalized after the cuts. -inf logits are never kept."""
     assert logits.dtype == np.float32
     assert logits.ndim == 1

@@ -9,7 +9,7 @@ All sums run in 16 lanes and a fixed tree, in float32: the same bytes on every m
 import numpy as np
 
 from coli.kernels.matmul import KIND_F32, KIND_Q4, KIND_Q8
-from coli.kernels.runtime import Stage, address, arguments, device
+from coli.kernels.runtime import Stage, address, arguments, device, unpacker
 from coli.kernels.simd import (
     abs_bits,
     bits_f32,
@@ -38,6 +38,8 @@ from coli.kernels.simd import (
     store_i64,
     store_u16,
 )
+
+unpack7, unpack9 = unpacker(7), unpacker(9)
 
 ROWS, GROUP = 16, 32
 REPORT = ("weights that are NaN or inf", "groups whose scale overflows float16", "groups whose scale vanishes")
@@ -133,8 +135,7 @@ def _q8_group(w, counts, q):
 
 def _quantize(args, part, parts):
     """args: kind, w, rows, groups, importance, starts, count, q, scales, counts (parts, 3)."""
-    kind, w, rows, groups = load_i64(args), load_i64(args + 8), load_i64(args + 16), load_i64(args + 24)
-    importance, starts, count = load_i64(args + 32), load_i64(args + 40), load_i64(args + 48)
+    kind, w, rows, groups, importance, starts, count = unpack7(args, 0)
     q, scales, counts = load_i64(args + 56), load_i64(args + 64), load_i64(args + 72) + 24 * part
     for i in range(rows * part // parts * groups, rows * (part + 1) // parts * groups):
         if kind == 1:
@@ -150,9 +151,7 @@ QUANTIZE = Stage(_quantize)
 
 def _embed_rows(args, part, parts):
     """args: kind, weights, scales, ids, n, groups, cols, out, stride."""
-    kind, weights, scales, ids = load_i64(args), load_i64(args + 8), load_i64(args + 16), load_i64(args + 24)
-    n, groups, cols = load_i64(args + 32), load_i64(args + 40), load_i64(args + 48)
-    out, stride = load_i64(args + 56), load_i64(args + 64)
+    kind, weights, scales, ids, n, groups, cols, out, stride = unpack9(args, 0)
     for s in range(n * part // parts, n * (part + 1) // parts):
         row = load_i64(ids + 8 * s)
         tile, r = row // 16, row % 16

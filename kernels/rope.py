@@ -12,7 +12,7 @@ Angles are position * inv_freq in float64; cos and sin are rounded once to float
 import numpy as np
 
 from coli.kernels.elementwise import EXP64, LOG64, evaluate
-from coli.kernels.runtime import Stage, address, arguments
+from coli.kernels.runtime import Stage, address, arguments, unpacker
 from coli.kernels.simd import (
     fma,
     fma_f32,
@@ -27,6 +27,8 @@ from coli.kernels.simd import (
     store_part,
 )
 from coli.kernels.transcendental import cos64, sin64
+
+unpack4, unpack8 = unpacker(4), unpacker(8)
 
 PI = 3.141592653589793
 
@@ -87,7 +89,7 @@ def yarn_mscale(factor: float, mscale: float = 1.0) -> float:
 
 def _rope_table(args, part, parts):
     """args: positions, rows, inv_freq, half, attention factor, cos, sin."""
-    positions, rows, freq, half = load_i64(args), load_i64(args + 8), load_i64(args + 16), load_i64(args + 24)
+    positions, rows, freq, half = unpack4(args, 0)
     factor, cosine, sine = load_f64(args + 32), load_i64(args + 40), load_i64(args + 48)
     for s in range(rows * part // parts, rows * (part + 1) // parts):
         position = np.float64(load_i64(positions + 8 * s))
@@ -102,8 +104,7 @@ ROPE_TABLE = Stage(_rope_table)
 
 def _apply_rope(args, part, parts):
     """args: x, rows, stride, heads, head_dim, half, cos, sin, interleaved."""
-    x, rows, stride, heads = load_i64(args), load_i64(args + 8), load_i64(args + 16), load_i64(args + 24)
-    head_dim, half, cosine, sine = load_i64(args + 32), load_i64(args + 40), load_i64(args + 48), load_i64(args + 56)
+    x, rows, stride, heads, head_dim, half, cosine, sine = unpack8(args, 0)
     interleaved = load_i64(args + 64)
     for s in range(rows * part // parts, rows * (part + 1) // parts):
         for h in range(heads):

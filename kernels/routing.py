@@ -7,7 +7,7 @@ summed.
 
 import numpy as np
 
-from coli.kernels.runtime import Stage, address, arguments, device
+from coli.kernels.runtime import Stage, address, arguments, device, unpacker
 from coli.kernels.simd import (
     fadd,
     fmax,
@@ -26,6 +26,8 @@ from coli.kernels.simd import (
     store_part,
 )
 from coli.kernels.transcendental import expf_x16, sigmoid_x16
+
+unpack2, unpack10 = unpacker(2), unpacker(10)
 
 SOFTMAX, SIGMOID = 0, 1
 GROUPS_NONE, GROUPS_MAX, GROUPS_TOP2 = 0, 1, 2
@@ -84,11 +86,9 @@ def _keep_groups(ranks, experts, n_group, topk_group, mode):
 def _route(args, part, parts):
     """args: logits, rows, E, stride, A, scoring, bias, n_group, topk_group, group mode, norm, factor, ids, weights,
     scratch (parts, 2, E16) f32, bad (parts) i64."""
-    logits, rows, experts = load_i64(args), load_i64(args + 8), load_i64(args + 16)
-    stride, active, scoring, bias = load_i64(args + 24), load_i64(args + 32), load_i64(args + 40), load_i64(args + 48)
-    n_group, topk_group, mode = load_i64(args + 56), load_i64(args + 64), load_i64(args + 72)
+    logits, rows, experts, stride, active, scoring, bias, n_group, topk_group, mode = unpack10(args, 0)
     norm, factor = load_i64(args + 80), np.float32(load_f64(args + 88))
-    ids, weights = load_i64(args + 96), load_i64(args + 104)
+    ids, weights = unpack2(args, 12)
     padded = (experts + 15) // 16 * 16
     scores = load_i64(args + 112) + 8 * padded * part
     ranks = scores + 4 * padded
@@ -151,12 +151,14 @@ def route(
     expert_ids: np.ndarray,
     weights: np.ndarray,
     threads: int = 1,
+    bad: np.ndarray | None = None,
 ) -> int:
     """router_logits (S, E) f32 -> expert_ids int64 (S, A) ascending, weights f32 (S, A); returns rows with a NaN logit.
 
     scoring     SOFTMAX or SIGMOID
     bias        (E,) f32 or None: added for the choice, never for the weights
     group_mode  GROUPS_NONE, GROUPS_MAX (a group counts its best) or GROUPS_TOP2 (the sum of its two best)
+    bad         int64 (threads,): takes the counts where the caller wants to look later (a recorded call)
     The sum of norm_topk_prob runs in pick order. A NaN logit gives valid distinct ids and NaN weights (softmax)."""
     rows, experts = router_logits.shape
     assert router_logits.dtype == np.float32
@@ -170,7 +172,7 @@ def route(
     assert weights.flags.c_contiguous
     assert bias is None or (bias.dtype == np.float32 and bias.shape == (experts,))
     scratch = np.empty((threads, 2, -(-experts // 16) * 16), np.float32)
-    bad = np.zeros(threads, np.int64)
+    bad = np.zeros(threads, np.int64) if bad is None else bad
     block = arguments(
         address(router_logits), rows, experts, router_logits.strides[0] // 4, active, scoring,
         0 if bias is None else address(bias), n_group, topk_group, group_mode, int(norm_topk_prob),

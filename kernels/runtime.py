@@ -1,9 +1,9 @@
 """How kernels are compiled, cached and run on threads.
 
 `configure` is called once, before the first kernel call: it chooses the instruction set, the cache folder and the
-thread pool. A kernel is a `Stage`: a function of (address of its int64 arguments, part, parts) that does its part of the work.
-Stages are compiled on first use, one by one, and all go through one parallel launcher, so that a new kernel costs one
-small compilation and jitted code can call any stage by address. One thread at a time calls kernels.
+thread pool. A kernel is a `Stage`: a function of (address of its int64 arguments, part, parts) that does its part of
+the work. Stages are compiled on first use, one by one, and all go through one parallel launcher, so that a new kernel
+costs one small compilation and jitted code can call any stage by address. One thread at a time calls kernels.
 """
 
 import hashlib
@@ -14,7 +14,7 @@ import sys
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import llvmlite
 import numba
@@ -39,6 +39,14 @@ SPIN_COUNT = "20000"  # of GNU OpenMP: a waiting worker looks this often (some 1
 _WORD, _DOUBLE = struct.Struct("<q"), struct.Struct("<d")
 
 
+class Recorder(Protocol):
+    """Takes stage calls instead of the threads (tape.Tape)."""
+
+    def note(self, code: int, args: np.ndarray, threads: int) -> None: ...
+
+    def keep(self, array: np.ndarray) -> None: ...
+
+
 class _State:
     """What `configure` decided; one per process, because numba's own configuration is."""
 
@@ -49,6 +57,7 @@ class _State:
         self.threads = 1
         self.layer = ""
         self.launch: Callable[..., None] | None = None
+        self.recorder: Recorder | None = None
 
 
 _state = _State()
@@ -237,8 +246,11 @@ class Stage(Routine):
         super().__init__(function, 3)
 
     def run(self, args: np.ndarray, threads: int = 1) -> None:
-        """Run all parts; args int64 (n,) contiguous."""
-        (_state.launch or _launcher())(self.address, args, threads)
+        """Run all parts; args int64 (n,) contiguous. While a tape is being recorded, only note the call."""
+        if _state.recorder is not None:
+            _state.recorder.note(self.address, args, threads)
+        else:
+            (_state.launch or _launcher())(self.address, args, threads)
 
 
 def caller(arguments: int) -> Any:
@@ -257,6 +269,30 @@ def caller(arguments: int) -> Any:
 
 
 call_stage = caller(3)
+
+
+def record(recorder: Recorder | None) -> None:
+    """Hand stage calls to `recorder` from now on; None ends that."""
+    _state.recorder = recorder
+
+
+def unpacker(count: int) -> Any:
+    """An intrinsic (args, first) -> tuple of `count` int64 arguments from number `first` on. One statement instead of
+    one per argument: what numba spends on a function grows with its statements."""
+
+    def codegen(context, builder, signature, values):
+        base = builder.inttoptr(values[0], ir.IntType(64).as_pointer())
+        index = [builder.add(values[1], ir.Constant(ir.IntType(64), i)) for i in range(count)]
+        words = [builder.load(builder.gep(base, [i])) for i in index]
+        return context.make_tuple(builder, signature.return_type, words)
+
+    result = types.UniTuple(types.int64, count)
+
+    @intrinsic
+    def unpack(typingctx, args, first):
+        return result(types.int64, types.int64), codegen
+
+    return unpack
 
 
 def _launch(address, args, threads):
@@ -279,11 +315,13 @@ def _launcher() -> Callable[..., None]:
 
 def device(function: Callable[..., Any]) -> Any:
     """Decorator of the jitted parts of stages: compiled with the stage that calls them, not cached by themselves."""
-    return numba.njit(error_model="numpy", nogil=True)(function)
+    return numba.njit(error_model="numpy", nogil=True, no_cpython_wrapper=True, no_cfunc_wrapper=True)(function)
 
 
 def address(array: np.ndarray) -> int:
-    """Address of the first element; the caller keeps the array alive during the call."""
+    """Address of the first element; the caller keeps the array alive during the call (recorded: the tape does)."""
+    if _state.recorder is not None:
+        _state.recorder.keep(array)
     return array.__array_interface__["data"][0]
 
 
