@@ -343,8 +343,16 @@ def copy_slots(
     COPY_SLOTS.run(block)
 
 
-def scratch_bytes(rows_per_unit: int, heads: int, kv_heads: int, head_dim: int, positions: int) -> int:
-    """Working memory of one thread for rows that attend up to `positions` positions."""
+def working_bytes(rows: int, heads: int, kv_heads: int, head_dim: int, positions: int, threads: int) -> int:
+    """Bytes of `scratch` that `attention` needs for rows that attend up to `positions` positions."""
+    return 64 + threads * _thread_bytes(_rows_per_unit(rows, heads, kv_heads), heads, kv_heads, head_dim, positions)
+
+
+def _rows_per_unit(rows: int, heads: int, kv_heads: int) -> int:
+    return max(1, min(rows, QUERIES * kv_heads // heads))
+
+
+def _thread_bytes(rows_per_unit: int, heads: int, kv_heads: int, head_dim: int, positions: int) -> int:
     queries, padded = rows_per_unit * heads // kv_heads, -(-head_dim // 16) * 16
     floats = (
         16 * rows_per_unit + 16 * head_dim + 64 * padded + queries * (head_dim + padded + -(-positions // 16) * 16 + 16)
@@ -369,11 +377,13 @@ def attention(
     is_f16: bool,
     threads: int = 1,
     most_positions: int | None = None,
+    scratch: np.ndarray | None = None,
 ) -> None:
     """out (S, >= N*D) f32 = attention of q (S, >= N*D) f32 over the caches at k_addr[s], v_addr[s] (int64 (S,)).
 
     prefix_len, path_len int64 (S,); path int64 (S, P) slots. prefix_len + path_len >= 1. window 0 is none.
-    most_positions bounds prefix_len + path_len of every row (default: what it is now; a recorded call needs it)."""
+    most_positions bounds prefix_len + path_len of every row (default: what it is now; a recorded call needs it);
+    scratch uint8 of at least `working_bytes` is the working memory (default: allocated here)."""
     rows = len(prefix_len)
     for array in (k_addr, v_addr, prefix_len, path_len, path):
         assert array.dtype == np.int64
@@ -387,9 +397,11 @@ def attention(
     most = int(positions.max()) if most_positions is None else most_positions
     assert most <= cap
     assert int(positions.min()) >= 1
-    per_unit = max(1, min(rows, QUERIES * kv_heads // heads))
-    room = scratch_bytes(per_unit, heads, kv_heads, head_dim, most)
-    scratch = np.empty(threads * room + 64, np.uint8)
+    per_unit = _rows_per_unit(rows, heads, kv_heads)
+    room = _thread_bytes(per_unit, heads, kv_heads, head_dim, most)
+    if scratch is None:
+        scratch = np.empty(threads * room + 64, np.uint8)
+    assert scratch.nbytes >= threads * room + 64
     block = arguments(
         address(q), q.strides[0] // 4, address(out), out.strides[0] // 4, address(k_addr), address(v_addr),
         address(prefix_len), address(path), path.shape[1], address(path_len), window, float(scale), heads, kv_heads,
