@@ -29,6 +29,8 @@ COMMANDS = {
     "run": ("run", "Answer one prompt."),
     "convert": ("convert", "Turn a model folder into a coli container."),
     "info": ("info", "Show what a container holds."),
+    "corpus": ("corpus", "Make and inspect corpora of token ids to draft from."),
+    "graph": ("graph", "Make and inspect n-gram graphs to draft from."),
 }
 
 
