@@ -184,9 +184,6 @@ def config_from_metadata(
         raise _unsupported(metadata, Keys.Attention.CLAMP_KQV, clip)
     if clip is not None:
         config["clip_qkv"] = clip
-    for name, key in (("bos_token_id", Keys.Tokenizer.BOS_ID), ("eos_token_id", Keys.Tokenizer.EOS_ID)):
-        if metadata.get(key) is not None:
-            config[name] = metadata.integer(key, minimum=0)
     for name in _REDUNDANT:
         metadata.get(name)
     prefix = metadata.architecture + "."

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 from gguf import quants
-from gguf.constants import GGMLQuantizationType
+from gguf.constants import GGML_QUANT_SIZES, GGMLQuantizationType
 from numpy.typing import NDArray
 
 from coli.convert.gguf_file import GgufFile, GgufTensorInfo
@@ -23,15 +23,6 @@ NATIVE_KINDS: Mapping[GGMLQuantizationType, Kind] = {
     GGMLQuantizationType.Q8_0: Kind.Q8,
 }
 FLOAT_TYPES = (GGMLQuantizationType.F32, GGMLQuantizationType.F16, GGMLQuantizationType.BF16)
-_NUMBERS = (
-    GGMLQuantizationType.I8,
-    GGMLQuantizationType.I16,
-    GGMLQuantizationType.I32,
-    GGMLQuantizationType.I64,
-    GGMLQuantizationType.Q8_1,
-    GGMLQuantizationType.Q8_K,
-)
-
 _WHOLE = {
     "token_embd.weight": "model.embed_tokens.weight",
     "output_norm.weight": "model.norm.weight",
@@ -186,6 +177,9 @@ def gguf_name(name: str) -> str:
 def _translate(tensor: GgufTensor, heads: Heads) -> Iterator[tuple[str, GgufTensor]]:
     """The tensor, or its parts if it is fused, under Hugging Face's names."""
     name = tensor.info.name
+    if len(tensor.shape) == 1 and not name.endswith("ffn_gate_inp_shexp.weight"):
+        # Vectors are read as a column, so that their elements can be chosen and permuted as rows are.
+        tensor = replace(tensor, info=replace(tensor.info, shape=(tensor.shape[0], 1)))
     if name in _WHOLE:
         yield _WHOLE[name], tensor
     elif match := _ONE_EXPERT.fullmatch(name):
@@ -194,7 +188,6 @@ def _translate(tensor: GgufTensor, heads: Heads) -> Iterator[tuple[str, GgufTens
     elif (match := _LAYER.fullmatch(name)) and match[2] in (*_PER_LAYER, "attn_qkv"):
         layer, part, suffix = match.groups()
         prefix = f"model.layers.{layer}"
-        tensor = replace(tensor, info=_as_rows(tensor.info, part))
         if part == "attn_qkv":
             yield from _split_qkv(tensor, heads, f"{prefix}.self_attn", suffix)
             return
@@ -205,11 +198,6 @@ def _translate(tensor: GgufTensor, heads: Heads) -> Iterator[tuple[str, GgufTens
         yield f"{prefix}.{_PER_LAYER[part]}.{suffix}", tensor
     else:
         yield name, tensor
-
-
-def _as_rows(info: GgufTensorInfo, part: str) -> GgufTensorInfo:
-    """Vectors are read as a column, so that their elements can be chosen and permuted as rows are."""
-    return replace(info, shape=(info.shape[0], 1)) if len(info.shape) == 1 and part != "ffn_gate_inp_shexp" else info
 
 
 def _split_qkv(tensor: GgufTensor, heads: Heads, prefix: str, suffix: str) -> Iterator[tuple[str, GgufTensor]]:
@@ -232,8 +220,11 @@ def _permuted(tensor: GgufTensor, count: int) -> GgufTensor:
 
 def _check_type(tensor: GgufTensor) -> None:
     kind = tensor.info.kind
-    known = kind in FLOAT_TYPES or kind is GGMLQuantizationType.F64 or kind in quants._type_traits
-    if not known:
-        raise UnsupportedModelError(f"tensor {tensor.name}: type {kind.name} is not supported")
-    if len(tensor.shape) == 1 and tensor.info.shape[-1] == 1 and kind in (*NATIVE_KINDS,):
+    block, nbytes = GGML_QUANT_SIZES[kind]
+    if kind is not GGMLQuantizationType.F64:
+        try:
+            quants.dequantize(np.zeros((1, nbytes), np.uint8), kind)
+        except NotImplementedError:
+            raise UnsupportedModelError(f"tensor {tensor.name}: type {kind.name} is not supported") from None
+    if len(tensor.shape) == 1 and block > 1:
         raise UnsupportedModelError(f"tensor {tensor.name}: a vector of type {kind.name} is not supported")
