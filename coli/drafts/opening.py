@@ -4,12 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from coli.drafts.base import DraftSource, Notice, PausingGuard
 from coli.drafts.corpus import LABEL, CorpusSource, SpanIndex, open_corpus
 from coli.drafts.merge import MergedSources
 from coli.drafts.ngram import NgramSource
+
+if TYPE_CHECKING:
+    from coli.drafts.graph import GraphOptions
+    from coli.drafts.ngram_index import NgramIndex
 
 
 class DraftSettings(Protocol):
@@ -26,11 +30,13 @@ class DraftSettings(Protocol):
     @property
     def draft(self) -> int | None: ...
     @property
+    def graph(self) -> Path | None: ...
+    @property
     def gate(self) -> str: ...
 
 
 class SourceLibrary:
-    """The opened corpora of one model, kept between responses as long as their files do not change."""
+    """The opened corpora and graphs of one model, kept between responses as long as their files do not change."""
 
     def __init__(self, vocab_size: int, fingerprint: Callable[[], str], notice: Notice) -> None:
         """fingerprint: of the model's tokenizer; only asked for when a file names one."""
@@ -38,9 +44,13 @@ class SourceLibrary:
         self._fingerprint = fingerprint
         self._notice = notice
         self._corpora: dict[Path, tuple[tuple[int, int], SpanIndex]] = {}
+        self._graphs: dict[Path, tuple[tuple[int, int] | None, NgramIndex]] = {}
 
-    def sources(self, settings: DraftSettings) -> MergedSources:
-        """Fresh sources for one response. Raises CorpusError for a malformed or foreign corpus."""
+    def sources(self, settings: DraftSettings, *, seed: int = 0, graph: GraphOptions | None = None) -> MergedSources:
+        """Fresh sources for one response. Raises CorpusError for a malformed or foreign corpus or graph.
+
+        seed: of the response's noise, which a sampling graph shares; graph: its knobs (None: the defaults).
+        """
         sources: list[DraftSource] = []
         if settings.enabled and settings.corpus is not None:
             index = self._corpus(settings.corpus, settings.corpus_k)
@@ -51,7 +61,22 @@ class SourceLibrary:
                 sources.append(CorpusSource(index, depth=settings.corpus_k, guard=guard))
         if settings.enabled and settings.draft:
             sources.append(NgramSource(depth=settings.draft))
+        if settings.enabled and settings.graph is not None:
+            sources.append(self._graph_source(settings.graph, seed, graph))
         return MergedSources(sources, vocab_size=self._vocab_size)
+
+    def _graph_source(self, path: Path, seed: int, options: GraphOptions | None) -> DraftSource:
+        from coli.drafts.graph import GraphOptions, GraphSource  # numba: only when it is needed
+        from coli.drafts.ngram_index import NgramIndex
+        from coli.kernels.noise import gumbel
+
+        version = _version(path)
+        known = self._graphs.get(path)
+        if known is None or known[0] != version:
+            index = NgramIndex.open(path, vocab_size=self._vocab_size, tokenizer=self._fingerprint())
+            self._notice(f"graph drafts: {index.num_ids} ids from {path}, orders 1..{index.header.max_order}")
+            known = self._graphs[path] = (version, index)
+        return GraphSource(known[1], options or GraphOptions(), noise=lambda at, ids: gumbel(seed, at, ids))
 
     def _corpus(self, path: Path, depth: int) -> SpanIndex | None:
         version = _version(path)

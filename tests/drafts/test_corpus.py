@@ -8,9 +8,10 @@ import numpy as np
 import pytest
 from drafts.slow_drafts import SlowCorpus, corpus_lookup
 
-from coli.drafts.base import PausingGuard
+from coli.drafts.base import Draft, PausingGuard
 from coli.drafts.corpus import CorpusSource
 from coli.drafts.frozen_index import MAX_VOCAB_SIZE, FrozenIndex
+from coli.drafts.graph import GraphOptions
 from coli.drafts.opening import SourceLibrary, open_sources
 from coli.errors import CorpusError
 from coli.tools.corpus_shards import Tokens
@@ -114,6 +115,7 @@ class Settings:
     corpus_minacc: int = 50
     enabled: bool = True
     draft: int | None = None
+    graph: Path | None = None
     gate: str = "seed"
 
 
@@ -224,6 +226,24 @@ def test_an_index_is_told_from_text_and_checked_for_its_model(tmp_path: Path):
     assert draft.token_ids == (4, 5)
     with pytest.raises(CorpusError, match="another tokenizer"):
         open_sources(Settings(path), 100, lines.append, lambda: "another")
+
+
+@pytest.mark.parametrize("strategy", ["greedy", "sampling"])
+def test_a_graph_is_opened_once_and_asked_last(tmp_path: Path, strategy: str):
+    path = tmp_path / "graph.safetensors"
+    tokens = Tokens(np.array([1, 2, 3, 4, 5, -1], np.int32), [(0, 0, 0)], ["memory"])
+    write_index(path, tokens, IndexOptions(100, "print"))
+    lines: list[str] = []
+    library = SourceLibrary(100, lambda: "print", lines.append)
+    for _ in range(2):
+        merged = library.sources(Settings(None, draft=3, graph=path), seed=7, graph=GraphOptions(strategy=strategy))
+        assert [source.name for source in merged.sources] == ["ngram", "graph"]
+        merged.begin([1, 2, 3])
+        assert merged.propose(9) == Draft.chain([4, 5], "graph", 3)
+    assert lines == [f"graph drafts: 5 ids from {path}, orders 1..5"]
+    (tmp_path / "text").write_text("1 2 3 4")
+    with pytest.raises(CorpusError, match="not an n-gram index"):
+        library.sources(Settings(None, graph=tmp_path / "text"))
 
 
 def test_a_directory_is_refused(tmp_path: Path):
