@@ -14,7 +14,7 @@ from coli.cli.model_path import model_path
 from coli.cli.report_lines import size
 from coli.cli.streams import Streams, one_line
 from coli.errors import OptionError, TokenizerError
-from coli.model.families import spec_from_config
+from coli.model.tensors import container_spec
 from coli.options import resolve
 from coli.store.container import Container
 from coli.store.layout import MatrixShape
@@ -56,7 +56,7 @@ def describe(container: Container) -> dict[str, Any]:
 
     bytes_per_token_cycle is what one token needs of the experts: all MoE layers x experts per token x record.
     """
-    spec = spec_from_config(container.config, container.path / "config.json")
+    spec = container_spec(container)
     layouts = [container.expert_layout(layer_idx) for layer_idx in container.moe_layers]
     kv_values = 2 * spec.num_hidden_layers * spec.num_key_value_heads * spec.head_dim
     kinds = Counter(shape.kind.label for shape in container.manifest.tensors.values() if isinstance(shape, MatrixShape))
