@@ -211,10 +211,11 @@ def _unit(args, first_row, rows, kv_head, scratch):
         store_f32x16(acc + 4 * i, splat_f32(np.float32(0)))
 
     # scores: blocks that all rows read in place, then the rest row by row
-    t, step = base, 16 if half != 0 and queries > 12 else direct - base
+    widen = half != 0 and queries > 12  # then one conversion to float32 serves all queries
+    t, step = base, 16 if widen else direct - base
     while t < direct:
         source, width = k + size * t * dim, half
-        if step == 16:
+        if widen:
             for d in range(dim):
                 store_f32x16(block + 64 * d, load_h16(source + 32 * d))
             source, width = block, 0
