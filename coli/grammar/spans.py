@@ -87,7 +87,7 @@ class SpanEncoder:
 
     def _encode(self, context_ids: tuple[int, ...], span: bytes, may_follow: int) -> tuple[int, ...]:
         usable = 0
-        while usable < len(context_ids) and context_ids[-1 - usable] not in self._special:
+        while usable < len(context_ids) and self._is_text(context_ids[-1 - usable]):
             usable += 1
         for num_context in dict.fromkeys((usable, min(1, usable), 0)):
             context = b"".join(map(self._tokenizer.token_bytes, context_ids[len(context_ids) - num_context :]))
@@ -95,6 +95,9 @@ class SpanEncoder:
             if pieces is not None:
                 return self._hold_back(context, pieces, span, may_follow)
         return ()
+
+    def _is_text(self, token_id: int) -> bool:
+        return token_id >= 0 and token_id not in self._special
 
     def _behind(self, context: bytes, span: bytes) -> list[tuple[int, bytes]] | None:
         """(id, bytes) of the span's tokens when encoded behind `context`; None if no token boundary lies between."""
