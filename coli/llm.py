@@ -16,6 +16,7 @@ from typing import Any
 import psutil
 
 from coli.drafts.merge import MergedSources
+from coli.drafts.opening import open_sources
 from coli.engine.engine import Engine, Limits
 from coli.engine.sampling import Sampler
 from coli.engine.session import Session
@@ -23,9 +24,9 @@ from coli.engine.stats import RunStats
 from coli.engine.stops import StopMatcher
 from coli.errors import ContextLengthError, MemoryBudgetError
 from coli.kernels import runtime
-from coli.model.families import spec_from_config
 from coli.model.kv_cache import KVCache, kv_bytes_per_token
 from coli.model.loader import load_weights
+from coli.model.tensors import container_spec
 from coli.model.transformer import Transformer
 from coli.options import DraftOptions, EngineOptions, GenerateOptions
 from coli.report import ProcessUse, StoreCounters, run_report
@@ -148,7 +149,7 @@ class LLM:
         self.container = container
         self.tokenizer = tokenizer
         self.chat_template = template
-        self.spec = spec_from_config(container.config, container.path / "config.json")
+        self.spec = container_spec(container)
         self._options = options
         self._notice = notice
         self._kv_dtype = self._kv_type(options.kv)
@@ -223,7 +224,7 @@ class LLM:
         )
 
     def draft_sources(self, options: DraftOptions) -> MergedSources:
-        return MergedSources([], vocab_size=self.spec.vocab_size)
+        return open_sources(options, self.spec.vocab_size, self._notice)
 
     def store_counters(self) -> StoreCounters:
         if self.store is None:

@@ -74,7 +74,7 @@ def _choices(*allowed: str) -> Bounds:
     return Bounds(choices=allowed)
 
 
-_CORPUS, _NGRAM, _GRAMMAR = "corpus drafts", "n-gram drafts", "grammar drafts"
+_GRAMMAR = "grammar drafts"
 _MTP, _GRAPH, _GATE = "multi-token-prediction drafts", "graph drafts", "a choice of gate"
 _STORE, _SESSION = "the streaming store", "saved sessions"
 
@@ -157,14 +157,14 @@ TABLE: tuple[Setting, ...] = (
             _env("GRAMMAR_DRAFT"), Bounds(1, MAX_DRAFT_TOKENS, cap=True, below=24), counter="drafts.grammar",
             later=_GRAMMAR),
     Setting("corpus", "drafts", "path", None, "file of token ids of earlier runs to draft from", "--corpus",
-            _env("COLI_DRAFT_CORPUS"), default_text="off", counter="drafts.corpus", later=_CORPUS),
+            _env("COLI_DRAFT_CORPUS"), default_text="off", counter="drafts.corpus"),
     Setting("corpus_k", "drafts", "int", 8, "corpus tokens per forward at most", "--corpus-k", _env("COLI_CORPUS_K"),
-            Bounds(1, MAX_DRAFT_TOKENS, cap=True), counter="drafts.corpus", later=_CORPUS),
+            Bounds(1, MAX_DRAFT_TOKENS, cap=True), counter="drafts.corpus"),
     Setting("corpus_minacc", "drafts", "int", 50, "pause the corpus below this acceptance in percent",
-            "--corpus-minacc", _env("COLI_CORPUS_MINACC"), Bounds(0, 100), counter="drafts.corpus", later=_CORPUS),
+            "--corpus-minacc", _env("COLI_CORPUS_MINACC"), Bounds(0, 100), counter="drafts.corpus"),
     Setting("draft", "drafts", "int", None, "n-gram and MTP tokens per forward at most; 0 is off", "--draft",
             _env("DRAFT"), Bounds(0, 63), default_text="the gate decides (0 until it is measured)",
-            counter="drafts.ngram", later=_NGRAM),
+            counter="drafts.ngram"),
     Setting("mtp", "drafts", "bool", None, "draft with the model's own MTP head", "--mtp/--no-mtp", _env("MTP"),
             default_text="on when present", counter="drafts.mtp", later=_MTP),
     Setting("graph", "drafts", "path", None, "n-gram graph to draft from", "--graph", _env("COLI_DRAFT_GRAPH"),

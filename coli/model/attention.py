@@ -8,13 +8,14 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from coli.errors import NumericError
 from coli.kernels import attention as kernel
 from coli.kernels import elementwise, rope
 from coli.model.config import ModelSpec
-from coli.model.kv_cache import KVCache
 from coli.model.layers import Machine, Projection, Rows
 from coli.model.loader import LayerWeights
+from coli.model.program import Program
+
+Rotation = tuple[NDArray[np.float32], NDArray[np.float32]]  # cos and sin, each (S, rotary_dim/2)
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,16 +30,6 @@ class Paths:
     prefix_len: NDArray[np.int64]
     path: NDArray[np.int64]
     path_len: NDArray[np.int64]
-
-
-@dataclass(frozen=True, slots=True)
-class RowTable:
-    """What attention needs to know about the rows of a forward; cos, sin (S, rotary_dim/2) float32."""
-
-    cache: KVCache
-    paths: Paths
-    cos: NDArray[np.float32]
-    sin: NDArray[np.float32]
 
 
 def row_paths(start: int, count: int, parents: NDArray[np.int64] | None) -> Paths:
@@ -73,53 +64,56 @@ class Attention:
         self._o = Projection("o", (weights.o_proj,))
         self._q_norm, self._k_norm = weights.q_norm, weights.k_norm
 
-    def __call__(self, machine: Machine, x: Rows, rows: RowTable) -> Rows:
-        """x (S, H) normed -> (S, tile_padded(H))."""
-        spec, cache = self._spec, rows.cache
-        N, K, D = spec.num_attention_heads, spec.num_key_value_heads, spec.head_dim
+    def __call__(self, machine: Machine, x: Rows, program: Program, rotation: Rotation) -> Rows:
+        """x (S, H) normed -> (S, tile_padded(H)); rows go into the caches that program.inputs names."""
+        spec, inputs = self._spec, program.inputs
+        S, N, K, D = len(x), spec.num_attention_heads, spec.num_key_value_heads, spec.head_dim
+        threads = machine.threads_for(4 * S * N * D)
         qkv = self._qkv(machine, x)
         q_at, k_at, v_at = self._qkv.columns
-        self._norm(qkv, q_at, N, self._q_norm)
-        self._norm(qkv, k_at, K, self._k_norm)
+        self._norm(qkv, q_at, N, self._q_norm, threads)
+        self._norm(qkv, k_at, K, self._k_norm, threads)
         if spec.clip_qkv is not None:
             for column, width in ((q_at, N * D), (k_at, K * D), (v_at, K * D)):
-                elementwise.clip(qkv[:, column : column + width], spec.clip_qkv)
+                elementwise.clip(qkv[:, column : column + width], spec.clip_qkv, threads)
         for column, heads in ((q_at, N), (k_at, K)):
-            rope.apply_rope(qkv, column, heads, D, spec.rope.rotary_dim, rows.cos, rows.sin, spec.rope.interleaved)
-        S = x.shape[0]
-        keys = np.full(S, cache.key_address(self._layer_idx), np.int64)
-        values = np.full(S, cache.value_address(self._layer_idx), np.int64)
-        paths = rows.paths
-        overflow = kernel.kv_append(
-            qkv, k_at, qkv, v_at, keys, values, paths.slots, K, D, cache.capacity, cache.is_f16, machine.threads
+            rope.apply_rope(qkv, column, heads, D, spec.rope.rotary_dim, *rotation, spec.rope.interleaved, threads)
+        keys, values = inputs.keys[self._layer_idx], inputs.values[self._layer_idx]
+        overflow = np.zeros(threads, np.int64)
+        kernel.kv_append(
+            qkv, k_at, qkv, v_at, keys, values, inputs.slots, K, D, program.capacity, program.is_f16, threads, overflow
         )
-        if overflow:
-            raise NumericError(f"layer {self._layer_idx}: a key or value does not fit a float16 cache; use --kv f32")
+        program.overflows.append(overflow)
         context = machine.buffers.rows("context", S, N * D)
+        working = kernel.working_bytes(S, N, K, D, program.capacity, machine.threads)
         kernel.attention(
             qkv[:, q_at:],
             context,
             keys,
             values,
-            paths.prefix_len,
-            paths.path,
-            paths.path_len,
+            inputs.prefix_len,
+            inputs.path,
+            inputs.path_len,
             self._window,
             spec.attention_scale,
             N,
             K,
             D,
-            cache.capacity,
-            cache.is_f16,
+            program.capacity,
+            program.is_f16,
             machine.threads,
+            most_positions=program.capacity,
+            scratch=machine.buffers.bytes(
+                "attention", kernel.working_bytes(S, N, K, D, program.capacity, machine.threads)
+            ),
         )
         return self._o(machine, context)
 
-    def _norm(self, qkv: Rows, column: int, heads: int, weight: NDArray[np.float32] | None) -> None:
+    def _norm(self, qkv: Rows, column: int, heads: int, weight: NDArray[np.float32] | None, threads: int) -> None:
         if weight is None:
             return
         D, eps = self._spec.head_dim, self._spec.rms_norm_eps
         if self._spec.qk_norm == "row":
-            elementwise.rms_norm_heads(qkv, column, 1, heads * D, weight, eps)
+            elementwise.rms_norm_heads(qkv, column, 1, heads * D, weight, eps, threads)
         else:
-            elementwise.rms_norm_heads(qkv, column, heads, D, weight, eps)
+            elementwise.rms_norm_heads(qkv, column, heads, D, weight, eps, threads)

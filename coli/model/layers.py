@@ -48,12 +48,19 @@ class Buffers:
         return sum(array.nbytes for array in self._arrays.values())
 
 
+SMALL_WORK = 1 << 15  # multiply-adds or elements below which a launch on several threads costs more than it saves
+
+
 @dataclass(frozen=True, slots=True)
 class Machine:
     """What every block needs to run: scratch buffers and the number of threads."""
 
     buffers: Buffers
     threads: int
+
+    def threads_for(self, work: int) -> int:
+        """Threads worth launching for so many elements."""
+        return self.threads if work >= SMALL_WORK else 1
 
 
 def flat(rows: Rows) -> Rows:
@@ -76,27 +83,25 @@ class Projection:
         self._width = sum(widths)
         self._groups = linears[0].groups
         self._kinds = sorted({linear.kind for linear in linears})
-        self._jobs = matmul.job_table(len(linears))
-        for job, linear in zip(self._jobs, linears, strict=True):
-            job[matmul.JOB_KIND], job[matmul.JOB_TILES] = linear.kind, linear.tiles
-            job[matmul.JOB_WEIGHTS], job[matmul.JOB_SCALES] = linear.weights, linear.scales
-            job[matmul.JOB_GROUPS], job[matmul.JOB_BIAS] = linear.groups, linear.bias
-        self._jobs[:, matmul.JOB_OUT] = self.columns
 
     def __call__(self, machine: Machine, x: Rows) -> Rows:
         """x (S, cols) -> (S, width), width a multiple of 16."""
-        S = x.shape[0]
+        S, cols = x.shape
         sizes = [matmul.x_bytes(kind, S, self._groups) for kind in self._kinds]
-        packed = machine.buffers.bytes("packed", sum(sizes))
         starts = dict(zip(self._kinds, np.cumsum([0, *sizes[:-1]]), strict=True))
+        packed = machine.buffers.bytes("packed", sum(sizes))
         blocks = np.array([[0, S, kind, starts[kind]] for kind in self._kinds], np.int64)
-        activations.pack_blocks(x, np.arange(S, dtype=np.int64), blocks, packed, machine.threads)
+        every_row = np.arange(S, dtype=np.int64)
+        activations.pack_blocks(x, every_row, blocks, packed, machine.threads_for(4 * S * cols))
         out = machine.buffers.rows(self._name, S, self._width)
-        jobs = self._jobs
-        jobs[:, matmul.JOB_ROWS] = S
-        jobs[:, matmul.JOB_X] = [starts[linear.kind] for linear in self._linears]
-        jobs[:, matmul.JOB_STRIDE] = self._width
-        matmul.run_jobs(jobs, packed, flat(out), machine.threads)
+        jobs = matmul.job_table(len(self._linears))
+        for job, linear, column in zip(jobs, self._linears, self.columns, strict=True):
+            job[matmul.JOB_KIND], job[matmul.JOB_TILES] = linear.kind, linear.tiles
+            job[matmul.JOB_WEIGHTS], job[matmul.JOB_SCALES] = linear.weights, linear.scales
+            job[matmul.JOB_GROUPS], job[matmul.JOB_BIAS] = linear.groups, linear.bias
+            job[matmul.JOB_ROWS], job[matmul.JOB_X] = S, starts[linear.kind]
+            job[matmul.JOB_OUT], job[matmul.JOB_STRIDE] = column, self._width
+        matmul.run_jobs(jobs, packed, flat(out), machine.threads_for(self._width * cols))
         return out
 
 
@@ -112,5 +117,6 @@ class Mlp:
         """x (S, H) -> (S, tile_padded(H))."""
         gate_up = self._gate_up(machine, x)
         hidden = machine.buffers.rows("mlp_hidden", x.shape[0], self._width)
-        elementwise.swiglu(gate_up, self._width, self._gate_up.columns[1], hidden, machine.threads)
+        threads = machine.threads_for(8 * hidden.size)
+        elementwise.swiglu(gate_up, self._width, self._gate_up.columns[1], hidden, threads)
         return self._down(machine, hidden)

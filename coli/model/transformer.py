@@ -4,44 +4,52 @@ Does not know that speculation exists: it gets rows with positions and parents, 
 sequence and computes them; the caller keeps or drops them. One thread calls it.
 """
 
+from collections import OrderedDict
+
 import numpy as np
 from numpy.typing import NDArray
 
+from coli.errors import NumericError
 from coli.kernels import elementwise, quantize, rope
-from coli.model.attention import Attention, RowTable, row_paths
+from coli.kernels.tape import Tape
+from coli.model.attention import Attention, Paths, Rotation, row_paths
 from coli.model.config import ModelSpec
 from coli.model.kv_cache import KVCache
 from coli.model.layers import Buffers, Machine, Mlp, Projection, Rows
 from coli.model.loader import LayerWeights, ModelWeights, MoeWeights
 from coli.model.moe import Experts, Moe
+from coli.model.program import Ints, Program, RowInputs, SparsePoint
 from coli.model.rotary import rope_frequencies
+
+MAX_TREE_ROWS = 64  # more rows than one verify has are a chain, which needs no paths
+MAX_PROGRAMS = 80  # tapes kept, one per number of rows and cache shape
 
 
 class Layer:
     """One decoder layer: attention and MLP, each behind its norm, each added to the residual stream."""
 
-    def __init__(self, spec: ModelSpec, weights: LayerWeights, experts: Experts | None) -> None:
+    def __init__(self, spec: ModelSpec, weights: LayerWeights, residency: Ints | None) -> None:
         self._eps = spec.rms_norm_eps
         self._norms = weights.input_layernorm, weights.post_attention_layernorm
         self._attention = Attention(spec, weights)
         self._mlp: Mlp | Moe
         if isinstance(weights.mlp, MoeWeights):
-            assert experts is not None
-            self._mlp = Moe(spec, weights.spec.layer_idx, weights.mlp, experts)
+            assert residency is not None
+            self._mlp = Moe(spec, weights.spec.layer_idx, weights.mlp, residency)
         else:
             self._mlp = Mlp(weights.mlp)
 
-    def __call__(self, machine: Machine, hidden: Rows, rows: RowTable, prefill: bool) -> None:
+    def __call__(self, machine: Machine, hidden: Rows, program: Program, rotation: Rotation) -> None:
         """hidden (S, H), updated in place."""
-        S, H = hidden.shape
-        normed = machine.buffers.rows("normed", S, H)
-        elementwise.rms_norm(hidden, self._norms[0], self._eps, normed)
-        elementwise.add(hidden, self._attention(machine, normed, rows))
-        elementwise.rms_norm(hidden, self._norms[1], self._eps, normed)
+        threads = machine.threads_for(hidden.size)
+        normed = machine.buffers.rows("normed", *hidden.shape)
+        elementwise.rms_norm(hidden, self._norms[0], self._eps, normed, threads)
+        elementwise.add(hidden, self._attention(machine, normed, program, rotation), threads)
+        elementwise.rms_norm(hidden, self._norms[1], self._eps, normed, threads)
         if isinstance(self._mlp, Moe):
-            self._mlp(machine, normed, hidden, prefill)
+            self._mlp(machine, normed, hidden, program)
         else:
-            elementwise.add(hidden, self._mlp(machine, normed))
+            elementwise.add(hidden, self._mlp(machine, normed), threads)
 
 
 class Transformer:
@@ -53,48 +61,114 @@ class Transformer:
         self._weights = weights
         self._experts = experts
         self._machine = Machine(Buffers(), threads)
-        self._layers = [Layer(spec, layer, experts) for layer in weights.layers]
+        residency = None if experts is None else experts.residency
+        self._layers = [Layer(spec, layer, residency) for layer in weights.layers]
         self._lm_head = Projection("logits", (weights.lm_head,))
         self._frequencies = rope_frequencies(spec.rope)
+        self._programs: OrderedDict[tuple[int, int, bool], Program] = OrderedDict()
 
     def forward(
         self,
         cache: KVCache,
-        token_ids: NDArray[np.int64],
-        positions: NDArray[np.int64],
-        parents: NDArray[np.int64] | None,
-        logit_rows: NDArray[np.int64],
+        token_ids: Ints,
+        positions: Ints,
+        parents: Ints | None,
+        logit_rows: Ints,
         *,
         prefill: bool,
     ) -> NDArray[np.float32]:
-        """S rows -> logits (len(logit_rows), V) float32; the rows are appended to `cache`.
+        """S rows -> logits (len(logit_rows), V) float32, valid until the next forward; the rows go into `cache`.
 
         Args:
             token_ids, positions: (S,) int64.
             parents: (S,) row index of each row's parent, -1 for the rows already in the cache; None for a chain.
             logit_rows: rows whose logits are wanted.
         """
-        S, H = len(token_ids), self.spec.hidden_size
         start = cache.length
-        cache.append(S)
-        cos, sin = rope.rope_table(positions, self._frequencies, self.spec.rope.attention_factor)
-        rows = RowTable(cache, row_paths(start, S, parents), cos, sin)
+        cache.append(len(token_ids))
+        program = self._program(len(token_ids), cache)
+        self._fill(program.inputs, cache, token_ids, positions, row_paths(start, len(token_ids), parents))
+        call, at = 0, 0
+        while (call := program.tape.run(call)) < len(program.tape):
+            stopped = next(i for i in range(at, len(program.points)) if program.points[i].plan_call == call)
+            self._touch(program.points[at:stopped], prefill)
+            self._stream(program, program.points[stopped], prefill)
+            call, at = program.points[stopped].sum_call, stopped + 1
+        self._touch(program.points[at:], prefill)
+        _check(program)
+        return self._logits(program.hidden, logit_rows)
 
-        hidden = self._machine.buffers.rows("hidden", S, H)
-        embed = self._weights.embed_tokens
-        quantize.embed_rows(embed.kind, embed.weights, embed.scales, token_ids, embed.groups, hidden)
-        for layer in self._layers:
-            layer(self._machine, hidden, rows, prefill)
-        return self._logits(hidden, logit_rows)
-
-    def settle(self, committed_rows: NDArray[np.int64]) -> None:
+    def settle(self, committed_rows: Ints) -> None:
         """Tell the expert store which rows of the last forward were committed."""
         if self._experts is not None:
             self._experts.settle(committed_rows)
 
-    def _logits(self, hidden: Rows, logit_rows: NDArray[np.int64]) -> NDArray[np.float32]:
+    @property
+    def buffer_bytes(self) -> int:
+        """Scratch memory in use."""
+        return self._machine.buffers.nbytes
+
+    def _stream(self, program: Program, point: SparsePoint, prefill: bool) -> None:
+        """Compute a sparse layer batch by batch while its missing experts are being read."""
+        assert self._experts is not None
+        point.done[0] = 0
+        for batch in self._experts.fetch(point.layer_idx, point.expert_ids, prefill=prefill):
+            point.take(batch)
+            program.tape.run(point.plan_call, point.sum_call)
+        point.take_all()
+
+    def _touch(self, points: list[SparsePoint], prefill: bool) -> None:
+        """Tell the store about layers that ran without it."""
+        for point in points:
+            assert self._experts is not None
+            self._experts.touched(point.layer_idx, point.expert_ids, prefill=prefill)
+
+    def _logits(self, hidden: Rows, logit_rows: Ints) -> NDArray[np.float32]:
         if not len(logit_rows):
             return np.empty((0, self.vocab_size), np.float32)
-        chosen = np.ascontiguousarray(hidden[logit_rows])
+        chosen = self._machine.buffers.rows("chosen", len(logit_rows), self.spec.hidden_size)
+        chosen[:] = hidden[logit_rows]
         elementwise.rms_norm(chosen, self._weights.norm, self.spec.rms_norm_eps, chosen)
         return self._lm_head(self._machine, chosen)[:, : self.vocab_size]
+
+    def _program(self, S: int, cache: KVCache) -> Program:
+        """The tape for S rows and this cache's shape, recorded on first use."""
+        key = (S, cache.capacity, cache.is_f16)
+        if key in self._programs:
+            self._programs.move_to_end(key)
+            return self._programs[key]
+        spec, embed, machine = self.spec, self._weights.embed_tokens, self._machine
+        P = MAX_TREE_ROWS if S <= MAX_TREE_ROWS else 1
+        inputs = RowInputs.allocate(S, P, spec.num_hidden_layers)
+        hidden = machine.buffers.rows("hidden", S, spec.hidden_size)
+        program = Program(Tape(), inputs, hidden, cache.capacity, cache.is_f16)
+        with program.tape.recording():
+            rotation = rope.rope_table(inputs.positions, self._frequencies, spec.rope.attention_factor)
+            quantize.embed_rows(embed.kind, embed.weights, embed.scales, inputs.token_ids, embed.groups, hidden)
+            for layer in self._layers:
+                layer(machine, hidden, program, rotation)
+                program.layer_ends.append(len(program.tape))
+        self._programs[key] = program
+        if len(self._programs) > MAX_PROGRAMS:
+            self._programs.popitem(last=False)
+        return program
+
+    def _fill(self, inputs: RowInputs, cache: KVCache, token_ids: Ints, positions: Ints, paths: Paths) -> None:
+        inputs.token_ids[:], inputs.positions[:] = token_ids, positions
+        inputs.slots[:], inputs.prefix_len[:] = paths.slots, paths.prefix_len
+        inputs.path[:, : paths.path.shape[1]], inputs.path_len[:] = paths.path, paths.path_len
+        layers = np.arange(self.spec.num_hidden_layers)[:, None]
+        inputs.keys[:] = cache.key_address(0) + layers * cache.keys.strides[0]
+        inputs.values[:] = cache.value_address(0) + layers * cache.values.strides[0]
+
+
+def _check(program: Program) -> None:
+    """Raise NumericError if a layer left the range of its numbers, naming the first."""
+    for layer_idx, overflow in enumerate(program.overflows):
+        if overflow.any():
+            raise NumericError(
+                f"layer {layer_idx}: a key or value is not a number or too large for the cache; use --kv f32"
+            )
+    for point in program.points:
+        if point.bad.any():
+            raise NumericError(f"layer {point.layer_idx}: the router's logits are not numbers; the weights are damaged")
