@@ -127,7 +127,7 @@ def _run(
     if not draft_special:
         options = dataclasses.replace(options, banned=frozenset(tokenizer.special_ids))
     began = time.perf_counter()
-    header = work(files, output, tokenizer, vocab_size, options, _Progress(streams))
+    header = work(files, output, tokenizer, vocab_size, options, StageProgress(streams))
     streams.clear_progress()
     streams.report(
         f"{output}: {header.num_ids} ids in {header.num_documents} documents, orders 1..{header.max_order}, "
@@ -135,7 +135,7 @@ def _run(
     )
 
 
-class _Progress:
+class StageProgress:
     """Stage, done and in all -> a line on a terminal, once per percent."""
 
     def __init__(self, streams: Streams) -> None:

@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 
 from coli.errors import WriteError
 from coli.tools.corpus_encoding import Encoder, encoded
-from coli.tools.corpus_inputs import STDIN, Document, Input, documents
+from coli.tools.corpus_inputs import STDIN, Document, Input, documents, find_inputs
 
 SHARD_BYTES = 8 << 20  # of input
 Progress = Callable[[str, int, int], None]  # what is being done, done, in all
@@ -84,6 +84,11 @@ def tokenize(
         done += sum(member.size for member in members)
     progress("reading", total, total)
     return joined(parts)
+
+
+def read_tokens(names: Sequence[str], kind: str | None, encoder: Encoder, vocab_size: int) -> Tokens:
+    """Encode inputs without keeping anything."""
+    return _encode(find_inputs(names, kind), encoder, vocab_size, "text", None, frozenset())
 
 
 def joined(parts: Sequence[Tokens]) -> Tokens:

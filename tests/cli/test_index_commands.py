@@ -76,3 +76,18 @@ def test_what_is_no_index_is_refused(coli, tmp_path):
         assert (done.status, done.out) == (2, "")
         assert words in done.err
         assert done.err.count("\n") == 1
+
+
+def test_a_graph_is_drawn_and_calibrated(coli, build, tmp_path):
+    (tmp_path / "a.txt").write_text(TEXT + "<b>bold</b>")
+    (tmp_path / "held.txt").write_text("the other party shall pay the party. " * 4)
+    graph = build("graph", tmp_path / "a.txt")
+    done = coli("graph", "view", graph, "-o", tmp_path / "view.html", "--max-nodes", 20, "--model", MODEL)
+    assert done.status == 0, done.err
+    page = (tmp_path / "view.html").read_text()
+    assert f"{page.count('<circle') - 2} nodes" in done.err
+    assert "<b>" not in page
+    done = coli("graph", "calibrate", graph, tmp_path / "held.txt", "--model", MODEL, "--json")
+    scores = json.loads(done.out)["scores"]
+    assert scores[0]["accepted_length"] == max(score["accepted_length"] for score in scores)
+    assert coli("graph", "calibrate", graph, tmp_path / "held.txt", "--model", MODEL).out.startswith(scores[0]["mix"])
