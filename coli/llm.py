@@ -224,7 +224,7 @@ class LLM:
         )
 
     def draft_sources(self, options: DraftOptions) -> MergedSources:
-        return open_sources(options, self.spec.vocab_size, self._notice)
+        return open_sources(options, self.spec.vocab_size, self._notice, lambda: self.tokenizer.fingerprint)
 
     def store_counters(self) -> StoreCounters:
         if self.store is None:
