@@ -3,6 +3,7 @@
 from coli.kernels.activations import PACK_QUANTIZED, PACK_ROWS, QUANTIZE_ROWS
 from coli.kernels.attention import ADD_VALUES, ATTENTION, COPY_SLOTS, KV_APPEND, UNIT
 from coli.kernels.elementwise import COUNT_BAD, FUNCTIONS, POINTWISE, RMS_NORM, SWIGLU
+from coli.kernels.match import DRAFT, SEARCH
 from coli.kernels.matmul import RUN_JOBS
 from coli.kernels.microkernel import TILE
 from coli.kernels.moe import ACCUMULATE, COMBINE
@@ -17,4 +18,4 @@ RUN = (
     RMS_NORM, POINTWISE, SWIGLU, COUNT_BAD, FUNCTIONS, ROPE_TABLE, APPLY_ROPE, ROUTE, COMBINE, ACCUMULATE, EMBED_ROWS,
     ARGMAX, CANDIDATES,
 )  # fmt: skip
-ALL = (*RUN, QUANTIZE, GUMBEL)
+ALL = (*RUN, QUANTIZE, GUMBEL, SEARCH, DRAFT)
