@@ -1,7 +1,7 @@
 """From routed experts to tables of work: which rows each expert gets, where they are packed, which jobs multiply them.
 
-One serial stage per sparse layer, in front of pack / gate+up / swiglu / pack / down. It takes the whole union when every
-expert of it is resident, else it stops the tape; then the caller runs it on the experts of one arriving batch at a time.
+One serial stage per sparse layer, in front of pack / gate+up / swiglu / pack / down. It takes the whole union when
+every expert of it is resident, else it stops the tape; then the caller runs it on one arriving batch at a time.
 Outputs are placed in order of processing, and `index` says where, so that the sum can go by ascending expert id.
 """
 
@@ -15,8 +15,8 @@ ALL_RESIDENT = -1  # as the batch count: the whole union, if it is resident
 
 
 def _plan_experts(args, part, parts):
-    """args: 0 expert_ids (S, A), 1 S, 2 A, 3 E, 4 residency (E), 5 batch (E), 6 batch count (1), 7 status (1), 8 stop code,
-    9 done (1), 10 index (S, A), 11 row_ids (S*A), 12 scratch (2, E), 13 parts (n+1, 6), the last is down, 14 n,
+    """args: 0 expert_ids (S, A), 1 S, 2 A, 3 E, 4 residency (E), 5 batch (E), 6 batch count (1), 7 status (1),
+    8 stop code, 9 done (1), 10 index (S, A), 11 row_ids (S*A), 12 scratch (2, E), 13 parts (n+1, 6), the last is down, 14 n,
     15 blocks in, 16 jobs in, 17 blocks down, 18 jobs down, 19..23 argument blocks of pack, multiply, swiglu, pack,
     multiply, 24 stride of gate_up, 25 stride of the outputs."""
     ids, rows, active, experts = load_i64(args), load_i64(args + 8), load_i64(args + 16), load_i64(args + 24)
@@ -132,8 +132,8 @@ def plan_experts(
 
     expert_ids   (S, A) ascending in each row
     residency    (E,) record addresses, 0 = absent
-    batch        (E,) expert ids to take, batch_count (1,) how many; ALL_RESIDENT: take the union and write it to `batch`,
-                 or, if one of it is absent, write `stop_code` to status (1,) and nothing else
+    batch        (E,) expert ids to take, batch_count (1,) how many; ALL_RESIDENT: take the union and write it to
+                 `batch`, or, if one of it is absent, write `stop_code` to status (1,) and nothing else
     done         (1,) outputs placed so far (reset to 0 by ALL_RESIDENT)
     index        (S, A) place of each pair's output, row_ids (S*A,) row of each place of this batch
     parts        (n + 1, 6): the input matrices, then down

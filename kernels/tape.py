@@ -1,7 +1,7 @@
 """A recorded sequence of stage calls, replayed by one jitted loop without going back to Python.
 
-While a `Tape` records, kernels called as usual are noted instead of run; every buffer they address must stay where it is
-(the tape keeps it alive). A stage may stop the replay by writing to the tape's status word; `run` then returns the
+While a `Tape` records, kernels called as usual are noted instead of run; every buffer they address must stay where it
+is (the tape keeps it alive). A stage may stop the replay by writing to the tape's status word; `run` then returns the
 number of the call that did, so that the caller can do what only Python can (bring missing experts) and go on behind it.
 """
 

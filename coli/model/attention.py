@@ -103,6 +103,7 @@ class Attention:
             program.is_f16,
             machine.threads,
             most_positions=program.capacity,
+            scratch=machine.buffers.bytes("attention", working),
             scratch=machine.buffers.bytes(
                 "attention", kernel.working_bytes(S, N, K, D, program.capacity, machine.threads)
             ),

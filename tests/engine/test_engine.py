@@ -86,7 +86,7 @@ def test_an_end_id_inside_an_accepted_run_ends_unseen() -> None:
     plain = Setup().run(PROMPT, 40).ids
     for end in set(plain):
         setup = Setup(end_ids=frozenset({end}))
-        want = list(itertools.takewhile(lambda i: i != end, plain))
+        want = list(itertools.takewhile(lambda i, end=end: i != end, plain))
         response = setup.run(PROMPT, 40, MergedSources([perfect(PROMPT + plain)], vocab_size=7))
         assert response.ids == want
         assert response.stats.finish_reason == "stop"
