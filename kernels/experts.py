@@ -16,9 +16,9 @@ ALL_RESIDENT = -1  # as the batch count: the whole union, if it is resident
 
 def _plan_experts(args, part, parts):
     """args: 0 expert_ids (S, A), 1 S, 2 A, 3 E, 4 residency (E), 5 batch (E), 6 batch count (1), 7 status (1),
-    8 stop code, 9 done (1), 10 index (S, A), 11 row_ids (S*A), 12 scratch (2, E), 13 parts (n+1, 6), the last is down, 14 n,
-    15 blocks in, 16 jobs in, 17 blocks down, 18 jobs down, 19..23 argument blocks of pack, multiply, swiglu, pack,
-    multiply, 24 stride of gate_up, 25 stride of the outputs."""
+    8 stop code, 9 done (1), 10 index (S, A), 11 row_ids (S*A), 12 scratch (2, E), 13 parts (n+1, 6), the last
+    is down, 14 n, 15 blocks in, 16 jobs in, 17 blocks down, 18 jobs down, 19..23 argument blocks of pack,
+    multiply, swiglu, pack, multiply, 24 stride of gate_up, 25 stride of the outputs."""
     ids, rows, active, experts = load_i64(args), load_i64(args + 8), load_i64(args + 16), load_i64(args + 24)
     residency, batch, chosen = load_i64(args + 32), load_i64(args + 40), load_i64(load_i64(args + 48))
     done_at, index, row_ids, counts = load_i64(args + 72), load_i64(args + 80), load_i64(args + 88), load_i64(args + 96)

@@ -85,7 +85,6 @@ class Attention:
         )
         program.overflows.append(overflow)
         context = machine.buffers.rows("context", S, N * D)
-        working = kernel.working_bytes(S, N, K, D, program.capacity, machine.threads)
         kernel.attention(
             qkv[:, q_at:],
             context,
@@ -103,7 +102,6 @@ class Attention:
             program.is_f16,
             machine.threads,
             most_positions=program.capacity,
-            scratch=machine.buffers.bytes("attention", working),
             scratch=machine.buffers.bytes(
                 "attention", kernel.working_bytes(S, N, K, D, program.capacity, machine.threads)
             ),
