@@ -31,6 +31,7 @@ COMMANDS = {
     "info": ("info", "Show what a container holds."),
     "corpus": ("corpus", "Make and inspect corpora of token ids to draft from."),
     "graph": ("graph", "Make and inspect n-gram graphs to draft from."),
+    "grammar": ("grammar", "Explain grammars and schemas to draft from."),
 }
 
 

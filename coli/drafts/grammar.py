@@ -27,7 +27,7 @@ MAX_OVERFLOWS = 16  # states refused as too ambiguous or too deep before the sou
 
 
 class GrammarSource:
-    """Drafts from one automaton; habits live as long as the source, the position as long as a response."""
+    """Drafts from one automaton; the position lives as long as a response."""
 
     name = "grammar"
 
@@ -41,8 +41,12 @@ class GrammarSource:
         guard: Guard | None = None,
         notice: Notice | None = None,
         encoder: SpanEncoder | None = None,
+        habits: Habits | None = None,
     ) -> None:
-        """depth: ids per proposal at most (1..48). end_id: proposed where the grammar must end; None: never."""
+        """depth: ids per proposal at most (1..48). end_id: proposed where the grammar must end; None: never.
+
+        encoder, habits: of this tokenizer and this automaton, to share what they have learnt; None: new ones.
+        """
         if not 1 <= depth <= MAX_SPAN_TOKENS:
             raise ValueError(f"depth {depth}, expected 1..{MAX_SPAN_TOKENS}")
         self.counters = Counters()
@@ -53,53 +57,15 @@ class GrammarSource:
         self._end_id = end_id
         self._guard = guard if guard is not None else NoGuard()
         self._notice = notice
-        self._habits = Habits()
+        self._habits = habits if habits is not None else Habits()
         self._off_line: str | None = None
         self._position: Position = None
         self._context = [END] * CONTEXT_TOKENS
 
-    @classmethod
-    def open(
-        cls,
-        path: Path,
-        tokenizer: SpanTokenizer,
-        notice: Notice,
-        *,
-        tag: str = GRAMMAR_TAG,
-        depth: int = DEFAULT_DEPTH,
-        gate: str = "seed",
-        end_id: int | None = None,
-    ) -> GrammarSource:
-        """Load a grammar or schema file, say in a line what of a schema is not used. Raises GrammarError.
-
-        end_id: as for the constructor. gate: `seed` guards as the seed does (32 tokens, 50 %, for good), `auto` by a
-        sliding window that re-arms, `always` not at all.
-        """
-        return cls.from_loaded(load_grammar(path, tag), tokenizer, notice, depth=depth, gate=gate, end_id=end_id)
-
-    @classmethod
-    def from_loaded(
-        cls,
-        loaded: LoadedGrammar,
-        tokenizer: SpanTokenizer,
-        notice: Notice,
-        *,
-        depth: int = DEFAULT_DEPTH,
-        gate: str = "seed",
-        end_id: int | None = None,
-    ) -> GrammarSource:
-        """The same for a grammar that is loaded already (a server's request carries its text)."""
-        for line in loaded.notices():
-            notice(line)
-        guards: dict[str, Guard] = {"seed": PermanentGuard(LABEL, notice), "auto": SlidingGuard(LABEL, notice)}
-        return cls(
-            loaded.automaton(_token_finder(tokenizer)),
-            tokenizer,
-            depth=depth,
-            end_id=end_id,
-            guard=guards.get(gate),
-            notice=notice,
-        )
+    @property
+    def automaton(self) -> Automaton:
+        """What the drafts come from."""
+        return self._automaton
 
     def begin(self, prompt_ids: Sequence[int]) -> None:
         if self._position is not None and self._position.can_end:
@@ -213,7 +179,73 @@ class GrammarSource:
             context.pop()
 
 
-def _token_finder(tokenizer: SpanTokenizer) -> Callable[[str], int | None]:
+class GrammarLibrary:
+    """The grammars of one model, kept between responses as long as their files do not change.
+
+    Automata and habits are shared by the sources it makes, so a later response starts with what an earlier one has
+    shown; counters and guards are each source's own.
+    """
+
+    def __init__(self, tokenizer: SpanTokenizer, notice: Notice, *, end_id: int | None = None) -> None:
+        """end_id: the id that ends a response, proposed where a grammar must end; None: never proposed."""
+        self._tokenizer = tokenizer
+        self._notice = notice
+        self._end_id = end_id
+        self._encoder: SpanEncoder | None = None
+        self._opened: dict[tuple[Path, str], tuple[object, Automaton, Habits]] = {}
+
+    def open(
+        self, path: Path, *, tag: str = GRAMMAR_TAG, depth: int = DEFAULT_DEPTH, gate: str = "seed"
+    ) -> GrammarSource:
+        """A source for one response from a grammar or schema file. Raises GrammarError.
+
+        Says in a line what of a schema is not used, when it is read. gate: as for `source`.
+        """
+        version = _version(path)
+        known = self._opened.get((path, tag))
+        if known is None or version is None or known[0] != version:
+            known = self._opened[path, tag] = (version, self._automaton(load_grammar(path, tag)), Habits())
+        return self._source(known[1], known[2], depth, gate)
+
+    def source(self, loaded: LoadedGrammar, *, depth: int = DEFAULT_DEPTH, gate: str = "seed") -> GrammarSource:
+        """A source for a grammar that came as text, in a request say.
+
+        gate: `seed` guards as the seed does (32 tokens, 50 %, for good), `auto` by a sliding window that re-arms,
+        `always` not at all.
+        """
+        return self._source(self._automaton(loaded), Habits(), depth, gate)
+
+    def _automaton(self, loaded: LoadedGrammar) -> Automaton:
+        for line in loaded.notices():
+            self._notice(line)
+        return loaded.automaton(token_finder(self._tokenizer))
+
+    def _source(self, automaton: Automaton, habits: Habits, depth: int, gate: str) -> GrammarSource:
+        if self._encoder is None:
+            self._encoder = SpanEncoder(self._tokenizer)
+        guards: dict[str, Callable[[str, Notice], Guard]] = {"seed": PermanentGuard, "auto": SlidingGuard}
+        return GrammarSource(
+            automaton,
+            self._tokenizer,
+            depth=depth,
+            end_id=self._end_id,
+            guard=guards[gate](LABEL, self._notice) if gate in guards else None,
+            notice=self._notice,
+            encoder=self._encoder,
+            habits=habits,
+        )
+
+
+def _version(path: Path) -> object:
+    """What changes when the file does; None if it cannot be told."""
+    try:
+        found = path.stat()
+    except OSError:
+        return None
+    return found.st_ino, found.st_size, found.st_mtime_ns
+
+
+def token_finder(tokenizer: SpanTokenizer) -> Callable[[str], int | None]:
     """Text of a token terminal -> its id: a special token's text, or text the tokenizer makes one token of."""
     special = {tokenizer.token_bytes(token_id): token_id for token_id in tokenizer.special_ids}
 

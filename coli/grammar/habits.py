@@ -1,28 +1,45 @@
-"""What the target really emitted at each place of a grammar: counts of next tokens per site, and per site and last id.
+"""What the target really emitted at each place of a grammar: counts of next tokens per site, by the last ids before it.
 
 A grammar knows bytes; which tokens spell them, which spacing and which alternative a model prefers, only the model
-shows. Bounded: the sites longest unseen go first, and old counts fade. END stands for the end of the response.
+shows. Bounded: places seen a few times only are forgotten first, and old counts fade. END stands for the end of the
+response.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 
 END = -1
-MAX_SITES = 8192
+MAX_SITES = 16_384
 MAX_TOKENS = 12  # remembered at one site
+FADE_AT = 32  # observations after which all counts of a site are halved
+KEEP_FROM = 4  # observations from which on a site survives when room is made
 PRIOR_WEIGHT = 2.0
 SOFT_PRIOR = 0.25
 FORCED_PRIOR = 0.8
-FADE_AT = 32  # observations after which all counts are halved
 
 
-@dataclass(slots=True)
 class _Site:
-    total: int = 0
-    counts: dict[int, int] = field(default_factory=dict)
-    favourite: int = END  # seen most often, of equals the latest
+    """How often each token followed; favourite: the most frequent, of equals the latest."""
+
+    __slots__ = ("counts", "favourite", "total")
+
+    def __init__(self) -> None:
+        self.counts: dict[int, int] = {}
+        self.total = 0
+        self.favourite = END
+
+    def add(self, token_id: int) -> None:
+        counts = self.counts
+        count = counts.get(token_id, 0)
+        if self.total >= FADE_AT or (not count and len(counts) >= MAX_TOKENS):
+            self.counts = counts = {seen: number >> 1 for seen, number in counts.items() if number > 1}
+            self.total = sum(counts.values())
+            count >>= 1
+        counts[token_id] = count + 1
+        self.total += 1
+        if count + 1 >= counts.get(self.favourite, 0):
+            self.favourite = token_id
 
 
 class Habits:
@@ -31,28 +48,25 @@ class Habits:
     def __init__(self) -> None:
         self._sites: dict[tuple[int, ...], _Site] = {}
 
+    def __len__(self) -> int:
+        return len(self._sites)
+
     def observe(self, site: int, context: Sequence[int], token_id: int) -> None:
         """The target emitted `token_id` (or ended) at this site, behind `context` (the last ids, at least two)."""
-        self._count((site,), token_id)
-        self._count((site, context[-1]), token_id)
-        self._count((site, context[-1], context[-2]), token_id)
-
-    def _count(self, key: tuple[int, ...], token_id: int) -> None:
         sites = self._sites
-        entry = sites.pop(key, None)
-        if entry is None:
-            entry = _Site()
-            if len(sites) >= MAX_SITES:
-                del sites[next(iter(sites))]
-        sites[key] = entry  # the latest is last
-        counts = entry.counts
-        if entry.total >= FADE_AT or (token_id not in counts and len(counts) >= MAX_TOKENS):
-            entry.counts = counts = {seen: count >> 1 for seen, count in counts.items() if count > 1}
-            entry.total >>= 1
-        counts[token_id] = count = counts.get(token_id, 0) + 1
-        entry.total += 1
-        if count >= counts.get(entry.favourite, 0):
-            entry.favourite = token_id
+        last = context[-1]
+        for key in ((site,), (site, last), (site, last, context[-2])):
+            entry = sites.get(key)
+            if entry is None:
+                if len(sites) >= MAX_SITES:
+                    self._make_room()
+                    sites = self._sites
+                entry = sites[key] = _Site()
+            entry.add(token_id)
+
+    def _make_room(self) -> None:
+        kept = {key: entry for key, entry in self._sites.items() if entry.total >= KEEP_FROM}
+        self._sites = kept if len(kept) <= MAX_SITES // 2 else {}
 
     def favourite(self, site: int, context: Sequence[int], *, forced: bool) -> tuple[int, float] | None:
         """(token id or END, estimated probability) of what the target is most likely to do here; None if never seen.
@@ -61,13 +75,17 @@ class Habits:
         Each context corrects the estimate of the shorter one, which counts as much as PRIOR_WEIGHT observations.
         """
         sites = self._sites
+        last = context[-1]
         levels = [
             entry
-            for key in ((site,), (site, context[-1]), (site, context[-1], context[-2]))
-            if (entry := sites.get(key)) is not None
+            for entry in (sites.get((site,)), sites.get((site, last)), sites.get((site, last, context[-2])))
+            if entry is not None
         ]
         best: tuple[int, float] | None = None
-        for token_id in {entry.favourite for entry in levels}:
+        for index, level in enumerate(levels):
+            token_id = level.favourite
+            if index and token_id == levels[index - 1].favourite:
+                continue
             probability = FORCED_PRIOR if forced else SOFT_PRIOR
             for entry in levels:
                 hits = entry.counts.get(token_id, 0)

@@ -47,7 +47,7 @@ class LoadedGrammar:
             raise GrammarError(f"{self.tag} {error}") from None
 
 
-def load_grammar(path: Path, tag: str = GRAMMAR_TAG) -> LoadedGrammar:
+def load_grammar(path: Path, tag: str = GRAMMAR_TAG, *, tokens_as_text: bool = False) -> LoadedGrammar:
     """Read a grammar or schema file. Raises GrammarError naming the file, and line and column where there are any."""
     try:
         with path.open("rb") as file:
@@ -56,7 +56,7 @@ def load_grammar(path: Path, tag: str = GRAMMAR_TAG) -> LoadedGrammar:
         raise GrammarError(
             f"{tag} {path}: cannot open ({error.strerror}); expected a GBNF or JSON Schema file"
         ) from None
-    return read_grammar(source, str(path), tag)
+    return read_grammar(source, str(path), tag, tokens_as_text=tokens_as_text)
 
 
 def read_grammar(
