@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
+from coli.drafts.base import Counters
 from coli.drafts.merge import DraftTree, MergedSources
 
 MAX_ROWS = 64
@@ -135,3 +136,10 @@ class RecordingDrafter:
     def judged(self, proposal: DraftTree, kept: Sequence[int], judged: int) -> None:
         self.steps.append(Step(self._source, proposal.token_ids, len(kept)))
         self._sources.judged(proposal, kept, judged)
+
+    @property
+    def counters(self) -> dict[str, Counters]:
+        return self._sources.counters
+
+    def report_lines(self) -> list[str]:
+        return self._sources.report_lines()
