@@ -166,6 +166,13 @@ class _Cursor:
             )
         return count
 
+    def name(self, what: str, cap: int) -> str:
+        """A string that messages may show."""
+        name = self.text(what, cap)
+        if not name.isprintable():
+            raise CheckpointError(f"{self.path}: {what} is not printable: {name[:40]!r}: damaged file")
+        return name
+
     def text(self, what: str, cap: int) -> str:
         length = self.u64(what)
         if length > cap:
@@ -182,7 +189,7 @@ def _parse(cursor: _Cursor) -> GgufHeader:
     key_count = cursor.count("key count", MAX_KEYS, 8 + 4 + 1)
     metadata: dict[str, Value] = {}
     for number in range(key_count):
-        key = cursor.text(f"key {number}", MAX_KEY_BYTES)
+        key = cursor.name(f"key {number}", MAX_KEY_BYTES)
         if key in metadata:
             raise CheckpointError(f"{cursor.path}: key {key!r} appears twice")
         metadata[key] = _value(cursor, key)
@@ -263,7 +270,7 @@ def _alignment(path: Path, metadata: Mapping[str, Value]) -> int:
 
 def _tensor(cursor: _Cursor, number: int) -> tuple[str, GGMLQuantizationType, tuple[int, ...], int]:
     """(name, type, shape with the rows' axis last, offset in the data) of the next tensor."""
-    name = cursor.text(f"name of tensor {number}", MAX_NAME_BYTES)
+    name = cursor.name(f"name of tensor {number}", MAX_NAME_BYTES)
     where = f"{cursor.path}: tensor {name}"
     dimensions = cursor.u32(f"dimensions of tensor {name}")
     if not 1 <= dimensions <= MAX_DIMENSIONS:
