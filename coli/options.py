@@ -74,9 +74,8 @@ def _choices(*allowed: str) -> Bounds:
     return Bounds(choices=allowed)
 
 
-_GRAMMAR = "grammar drafts"
-_MTP, _GRAPH, _GATE = "multi-token-prediction drafts", "graph drafts", "a choice of gate"
-_STORE, _SESSION = "the streaming store", "saved sessions"
+_MTP = "multi-token-prediction drafts"
+_SESSION = "saved sessions"
 
 TABLE: tuple[Setting, ...] = (
     # prompt
@@ -131,31 +130,30 @@ TABLE: tuple[Setting, ...] = (
             "is GB", "--ram", _env("RAM_GB"), default_text="auto", counter="memory_budget_bytes"),
     Setting("io", "engine", "choice", "auto", "how experts are read", "--io",
             _env(EnvName("DIRECT", _switch_for("direct")), EnvName("COLI_MMAP", _switch_for("mmap"))),
-            _choices("auto", "mmap", "pread", "direct"), counter="reads", later=_STORE),
+            _choices("auto", "mmap", "pread", "direct"), counter="reads"),
     Setting("cap", "engine", "int", None, "expert slots per layer at most", "", _env("CAP"), Bounds(1, 2**20),
-            default_text="what the budget holds", counter="expert_hit_rate", later=_STORE),
+            default_text="what the budget holds", counter="expert_hit_rate"),
     Setting("pin", "engine", "text", "auto", "which experts stay in memory: auto, off or a history file", "--pin",
-            _env("PIN"), counter="pinned_hit_rate", later=_STORE),
+            _env("PIN"), counter="pinned_hit_rate"),
     Setting("pin_gb", "engine", "size_or_all", None, "memory for pinned experts, or all; a bare number is GB",
-            "--pin-gb", _env("PIN_GB"), default_text="auto", counter="pinned_hit_rate", later=_STORE),
+            "--pin-gb", _env("PIN_GB"), default_text="auto", counter="pinned_hit_rate"),
     Setting("autopin", "engine", "bool", True, "pin from history when it pays", "", _env("AUTOPIN"),
-            counter="pinned_hit_rate", later=_STORE),
+            counter="pinned_hit_rate"),
     Setting("usage", "engine", "path", None, "file of the usage history", "", _env("COLI_USAGE"),
-            default_text="beside the model", counter="pinned_hit_rate", later=_STORE),
+            default_text="beside the model", counter="pinned_hit_rate"),
     Setting("usage_save", "engine", "bool", True, "write the usage history", "", _env("USAGE_SAVE"),
-            counter="pinned_hit_rate", later=_STORE),
+            counter="pinned_hit_rate"),
     Setting("usage_decay", "engine", "float", None, "factor on old counts, once per run", "",
             _env("COLI_USAGE_DECAY"), Bounds(0, 1, above=True), default_text="a half-life in selections",
-            counter="pinned_hit_rate", later=_STORE),
+            counter="pinned_hit_rate"),
     # drafts
     Setting("no_drafts", "drafts", "flag", False, "turn every draft source off", "--no-drafts", counter="drafts"),
     Setting("grammar", "drafts", "path", None, "GBNF file whose forced spans are drafted", "--grammar",
-            _env("GRAMMAR"), default_text="off", counter="drafts.grammar", later=_GRAMMAR),
+            _env("GRAMMAR"), default_text="off", counter="drafts.grammar"),
     Setting("schema", "drafts", "path", None, "JSON Schema file whose forced spans are drafted", "--schema",
-            _env("SCHEMA"), default_text="off", counter="drafts.grammar", later=_GRAMMAR),
+            _env("SCHEMA"), default_text="off", counter="drafts.grammar"),
     Setting("grammar_draft", "drafts", "int", 24, "forced tokens per forward at most", "--grammar-draft",
-            _env("GRAMMAR_DRAFT"), Bounds(1, MAX_DRAFT_TOKENS, cap=True, below=24), counter="drafts.grammar",
-            later=_GRAMMAR),
+            _env("GRAMMAR_DRAFT"), Bounds(1, MAX_DRAFT_TOKENS, cap=True, below=24), counter="drafts.grammar"),
     Setting("corpus", "drafts", "path", None, "file of token ids of earlier runs to draft from", "--corpus",
             _env("COLI_DRAFT_CORPUS"), default_text="off", counter="drafts.corpus"),
     Setting("corpus_k", "drafts", "int", 8, "corpus tokens per forward at most", "--corpus-k", _env("COLI_CORPUS_K"),
@@ -168,9 +166,10 @@ TABLE: tuple[Setting, ...] = (
     Setting("mtp", "drafts", "bool", None, "draft with the model's own MTP head", "--mtp/--no-mtp", _env("MTP"),
             default_text="on when present", counter="drafts.mtp", later=_MTP),
     Setting("graph", "drafts", "path", None, "n-gram graph to draft from", "--graph", _env("COLI_DRAFT_GRAPH"),
-            default_text="off", counter="drafts.graph", later=_GRAPH),
-    Setting("gate", "drafts", "choice", "seed", "which drafts are worth a forward", "--gate", _env("COLI_GATE"),
-            _choices("auto", "seed", "always"), counter="gate", later=_GATE),
+            default_text="off", counter="drafts.graph"),
+    Setting("gate", "drafts", "choice", "seed",
+            "which drafts are worth a forward; auto is seed until the measured gate exists", "--gate", _env("COLI_GATE"),
+            _choices("auto", "seed", "always"), counter="gate"),
     Setting("accept", "drafts", "choice", "match", "how drafts are judged", "--accept", _env("COLI_ACCEPT"),
             _choices("match", "rejection"), counter="drafts", later="--accept rejection"),
     # output

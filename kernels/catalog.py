@@ -3,6 +3,7 @@
 from coli.kernels.activations import PACK_QUANTIZED, PACK_ROWS, QUANTIZE_ROWS
 from coli.kernels.attention import ADD_VALUES, ATTENTION, COPY_SLOTS, KV_APPEND, UNIT
 from coli.kernels.elementwise import COUNT_BAD, FUNCTIONS, POINTWISE, RMS_NORM, SWIGLU
+from coli.kernels.experts import PLAN_EXPERTS
 from coli.kernels.match import DRAFT, SEARCH
 from coli.kernels.matmul import RUN_JOBS
 from coli.kernels.microkernel import TILE
@@ -16,6 +17,6 @@ from coli.kernels.routing import ROUTE
 RUN = (
     TILE, OUTER, RUN_JOBS, UNIT, ADD_VALUES, ATTENTION, PACK_ROWS, QUANTIZE_ROWS, PACK_QUANTIZED, KV_APPEND, COPY_SLOTS,
     RMS_NORM, POINTWISE, SWIGLU, COUNT_BAD, FUNCTIONS, ROPE_TABLE, APPLY_ROPE, ROUTE, COMBINE, ACCUMULATE, EMBED_ROWS,
-    ARGMAX, CANDIDATES,
+    PLAN_EXPERTS, ARGMAX, CANDIDATES,
 )  # fmt: skip
 ALL = (*RUN, QUANTIZE, GUMBEL, SEARCH, DRAFT)

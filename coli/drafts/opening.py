@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
-from coli.drafts.base import DraftSource, Notice, PausingGuard
+from coli.drafts.base import DraftSource, Notice, PausingGuard, PermanentGuard
 from coli.drafts.corpus import LABEL, CorpusSource, SpanIndex, open_corpus
 from coli.drafts.merge import MergedSources
 from coli.drafts.ngram import NgramSource
+from coli.errors import OptionError
 
 if TYPE_CHECKING:
     from coli.drafts.graph import GraphOptions
@@ -32,17 +33,45 @@ class DraftSettings(Protocol):
     @property
     def graph(self) -> Path | None: ...
     @property
+    def grammar(self) -> Path | None: ...
+    @property
+    def schema(self) -> Path | None: ...
+    @property
+    def grammar_draft(self) -> int: ...
+    @property
     def gate(self) -> str: ...
+
+
+class DraftTokenizer(Protocol):
+    """What sources need of the model's tokenizer (coli.text.tokenizer.Tokenizer)."""
+
+    @property
+    def vocab_size(self) -> int: ...
+    @property
+    def special_ids(self) -> Collection[int]: ...
+    @property
+    def end_ids(self) -> Collection[int]: ...
+
+    def encode(self, text: str) -> Sequence[int]: ...
+    def token_bytes(self, token_id: int) -> bytes: ...
+    def id_of(self, text: str | None) -> int | None: ...
 
 
 class SourceLibrary:
     """The opened corpora and graphs of one model, kept between responses as long as their files do not change."""
 
-    def __init__(self, vocab_size: int, fingerprint: Callable[[], str], notice: Notice) -> None:
-        """fingerprint: of the model's tokenizer; only asked for when a file names one."""
+    def __init__(
+        self,
+        vocab_size: int,
+        fingerprint: Callable[[], str],
+        notice: Notice,
+        tokenizer: DraftTokenizer | None = None,
+    ) -> None:
+        """fingerprint: of the model's tokenizer; only asked for when a file names one. tokenizer: for grammars."""
         self._vocab_size = vocab_size
         self._fingerprint = fingerprint
         self._notice = notice
+        self._tokenizer = tokenizer
         self._corpora: dict[Path, tuple[tuple[int, int], SpanIndex]] = {}
         self._graphs: dict[Path, tuple[tuple[int, int] | None, NgramIndex]] = {}
 
@@ -52,6 +81,8 @@ class SourceLibrary:
         seed: of the response's noise, which a sampling graph shares; graph: its knobs (None: the defaults).
         """
         sources: list[DraftSource] = []
+        if settings.enabled and (settings.grammar is not None or settings.schema is not None):
+            sources.append(self._grammar_source(settings))
         if settings.enabled and settings.corpus is not None:
             index = self._corpus(settings.corpus, settings.corpus_k)
             if index is not None:
@@ -64,6 +95,31 @@ class SourceLibrary:
         if settings.enabled and settings.graph is not None:
             sources.append(self._graph_source(settings.graph, seed, graph))
         return MergedSources(sources, vocab_size=self._vocab_size)
+
+    def _grammar_source(self, settings: DraftSettings) -> DraftSource:
+        from coli.drafts.grammar import LABEL as GRAMMAR_LABEL
+        from coli.drafts.grammar import GrammarSource
+        from coli.grammar.load import GRAMMAR_TAG, SCHEMA_TAG, load_grammar
+
+        assert self._tokenizer is not None, "grammars need the model's tokenizer"
+        if settings.grammar is not None and settings.schema is not None:
+            raise OptionError("--grammar and --schema: expected one of the two, found both")
+        if settings.grammar is not None:
+            loaded = load_grammar(settings.grammar, GRAMMAR_TAG)
+        else:
+            assert settings.schema is not None
+            loaded = load_grammar(settings.schema, SCHEMA_TAG)
+        for line in loaded.notices():
+            self._notice(line)
+        guard = None if settings.gate == "always" else PermanentGuard(GRAMMAR_LABEL, self._notice)
+        return GrammarSource(
+            loaded.automaton(self._tokenizer.id_of),
+            self._tokenizer,
+            depth=settings.grammar_draft,
+            end_id=min(self._tokenizer.end_ids, default=None),
+            guard=guard,
+            notice=self._notice,
+        )
 
     def _graph_source(self, path: Path, seed: int, options: GraphOptions | None) -> DraftSource:
         from coli.drafts.graph import GraphOptions, GraphSource  # numba: only when it is needed

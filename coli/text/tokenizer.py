@@ -43,7 +43,7 @@ class Tokenizer:
         self._bytes: dict[int, bytes] = {}
         settings = configs.get("tokenizer_config.json", {})
         self.special_tokens = named_tokens(settings, path.parent / "tokenizer_config.json")
-        self.bos_id = self._id_of(self.special_tokens.get("bos_token"))
+        self.bos_id = self.id_of(self.special_tokens.get("bos_token"))
         self.prefix_ids = self._prefix_ids(settings)
         self.end_ids = self._end_ids(configs)
         # Longest first: of two special tokens that start at one place the library takes the longer one.
@@ -151,7 +151,8 @@ class Tokenizer:
                 raise TokenizerError(f"{self.path}: added token {text!r} cannot be told from the same text of a user")
         return twin, names
 
-    def _id_of(self, text: str | None) -> int | None:
+    def id_of(self, text: str | None) -> int | None:
+        """The id of the token spelled `text` in the vocabulary (an added token's text), None if there is none."""
         return None if text is None else self._backend.token_to_id(text)
 
     def _prefix_ids(self, settings: dict[str, Any]) -> tuple[int, ...]:
@@ -176,7 +177,7 @@ class Tokenizer:
                     place = self.path.parent / name
                     raise TokenizerError(f"{place}: eos_token_id: expected a token id or a list, found {token_id!r}")
                 ends.add(token_id)
-        named = self._id_of(self.special_tokens.get("eos_token"))
+        named = self.id_of(self.special_tokens.get("eos_token"))
         return frozenset(ends if named is None else ends | {named})
 
 

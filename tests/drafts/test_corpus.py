@@ -116,6 +116,9 @@ class Settings:
     enabled: bool = True
     draft: int | None = None
     graph: Path | None = None
+    grammar: Path | None = None
+    schema: Path | None = None
+    grammar_draft: int = 24
     gate: str = "seed"
 
 

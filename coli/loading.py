@@ -1,0 +1,169 @@
+"""From a container to a model that runs: kernels ready, memory divided, weights loaded, experts behind the store.
+
+Owns the order in which memory is planned and taken, and gives it back. Called by `llm`, once per opened model.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import psutil
+
+from coli.engine.engine import Engine
+from coli.errors import OptionError
+from coli.kernels import attention, runtime, tape
+from coli.model.config import ModelSpec
+from coli.model.kv_cache import KVCache, kv_bytes_per_token
+from coli.model.loader import load_weights
+from coli.model.transformer import Transformer
+from coli.options import EngineOptions
+from coli.report import StoreCounters
+from coli.store.container import Container
+from coli.store.expert_store import ExpertStore
+from coli.store.memory import MemoryNeeds, MemoryPlan, plan_memory
+from coli.store.opening import open_store
+from coli.store.pins import pinned_experts
+from coli.store.usage import UsageFile
+
+Notice = Callable[[str], None]
+
+PREFILL_CHUNK = 512
+USAGE_FILE = "usage.json"
+
+
+class LoadedModel:
+    """A model in memory, with room for `context` positions."""
+
+    def __init__(
+        self, container: Container, spec: ModelSpec, options: EngineOptions, context: int, notice: Notice
+    ) -> None:
+        """Raises MemoryBudgetError when the parts do not fit the budget, with the arithmetic."""
+        self.container, self.spec, self.options = container, spec, options
+        self._notice = notice
+        self.kv_dtype = kv_type(container, options.kv)
+        self.threads = options.threads or psutil.cpu_count(logical=False) or 1
+        _prepare_kernels(notice)
+        self.plan = self._plan(context)
+        weights = load_weights(container, spec)
+        self._usage: UsageFile | None = None
+        self.store = self._open_store() if container.moe_layers else None
+        self.model = Transformer(spec, weights, self.store, self.threads)
+        self.engine = Engine(self.model, PREFILL_CHUNK)
+
+    def new_cache(self, context: int) -> KVCache:
+        """The attention memory of one sequence of up to `context` positions."""
+        spec = self.spec
+        return KVCache(spec.num_hidden_layers, spec.num_key_value_heads, spec.head_dim, context, self.kv_dtype)
+
+    def store_counters(self) -> StoreCounters:
+        """What the store has counted since it was opened; prefill included."""
+        if self.store is None:
+            return StoreCounters()
+        stats = self.store.stats()
+        return StoreCounters(
+            hits=stats.hits,
+            misses=stats.misses,
+            pinned_hits=stats.pinned_hits,
+            bytes_read=stats.bytes_read,
+            reads=stats.reads,
+            wait_s=stats.wait_s,
+        )
+
+    def machine(self) -> dict[str, Any]:
+        """What the run ran on, for the report."""
+        return {
+            "threads": self.threads,
+            "simd": runtime.simd_path(),
+            "threading_layer": runtime.threading_layer(),
+            "kv": self.kv_dtype,
+            "io": "none" if self.store is None else self.store.stats().mode,
+        }
+
+    def close(self) -> None:
+        """Save what was learnt, give files and memory back."""
+        if self.store is None:
+            return
+        if self._usage is not None and self.options.usage_save:
+            shape = (self.spec.num_hidden_layers, self.spec.num_experts)
+            try:
+                self._usage.save(self.store.policy.usage.reshape(shape))
+            except (OSError, OptionError) as error:
+                self._notice(f"usage history not written: {error}")
+        self.store.close()
+
+    def _plan(self, context: int) -> MemoryPlan:
+        spec, container = self.spec, self.container
+        records = {i: container.expert_layout(i).record_bytes for i in container.moe_layers}
+        per_token = kv_bytes_per_token(spec.num_hidden_layers, spec.num_key_value_heads, spec.head_dim, self.kv_dtype)
+        needs = MemoryNeeds(
+            dense_bytes=sum(container.array(name).nbytes for name in container.tensor_names()),
+            kv_bytes=per_token * context,
+            working_bytes=working_bytes(spec, min(PREFILL_CHUNK, context), context, self.threads),
+        )
+        return plan_memory(
+            needs,
+            ram=self.options.memory_budget_bytes,
+            smallest_experts_bytes=max(records.values(), default=0) * spec.num_experts_per_tok,
+            all_experts_bytes=sum(size * spec.num_experts for size in records.values()),
+        )
+
+    def _open_store(self) -> ExpertStore:
+        spec, container, options = self.spec, self.container, self.options
+        layouts = {i: container.expert_layout(i) for i in container.moe_layers}
+        self._usage = UsageFile(
+            options.usage or container.path / USAGE_FILE,
+            container.fingerprint,
+            spec.num_hidden_layers,
+            spec.num_experts,
+            decay=options.usage_decay,
+        )
+        pins = pinned_experts(
+            self._usage.read(),
+            {i: layout.record_bytes for i, layout in layouts.items()},
+            spec.num_experts_per_tok,
+            self.plan.experts_bytes,
+            pin=options.pin,
+            pin_bytes=options.pin_bytes,
+            autopin=options.autopin,
+        )
+        return open_store(
+            layouts,
+            num_layers=spec.num_hidden_layers,
+            num_experts=spec.num_experts,
+            num_experts_per_tok=spec.num_experts_per_tok,
+            capacity_bytes=self.plan.experts_bytes,
+            notice=self._notice,
+            io=options.io,
+            cap=options.cap,
+            pinned=pins.keys,
+        )
+
+
+def kv_type(container: Container, wanted: str) -> str:
+    """f16 or f32; `auto` is f32 where the dense weights are float32 (oracles), else f16."""
+    if wanted != "auto":
+        return wanted
+    return "f32" if container.matrix("model.embed_tokens.weight").scales is None else "f16"
+
+
+def working_bytes(spec: ModelSpec, rows: int, context: int, threads: int) -> int:
+    """Scratch memory of a forward of `rows` rows, and the logits of a verify (64 rows)."""
+    N, K, D, A = spec.num_attention_heads, spec.num_key_value_heads, spec.head_dim, spec.num_experts_per_tok
+    attended = (2 * N + 2 * K) * D
+    dense = 4 * max(spec.intermediate_size, spec.shared_expert_intermediate_size)
+    routed = A * (4 * spec.moe_intermediate_size + 2 * spec.hidden_size) + spec.num_experts
+    floats = rows * (5 * spec.hidden_size + attended + dense + routed) + 64 * spec.vocab_size
+    return 4 * floats + attention.working_bytes(rows, N, K, D, context, threads)
+
+
+def _prepare_kernels(notice: Notice) -> None:
+    """Compile what is not in the cache yet, and say so before it takes its time."""
+    if note := runtime.cache_note():
+        notice(note)
+    if runtime.threading_layer() != "omp":
+        notice("threads: no OpenMP library (libgomp), every kernel launch costs more; install libgomp1")
+    if runtime.cold():
+        notice("compiling kernels for this processor, once: about half a minute")
+        tape.prepare()
+        runtime.warm()
