@@ -50,9 +50,10 @@ class Automaton:
         self._held = 0
         self._base = Frame(frozenset(), 0)
         start = self._settle([(program.entry, 0, self._base)])
-        if start is None:
-            reason = "is too deep or too ambiguous to begin" if self.overflows else "can never match anything"
-            raise GrammarError(f"{origin}: rule 'root' {reason}; expected a rule with a finite beginning")
+        if start is None and self.overflows:
+            raise GrammarError(f"{origin}: rule 'root' is too deep or too ambiguous to begin; make it simpler")
+        if start is None or not (start.byte_set or start.tokens or start.can_end):
+            raise GrammarError(f"{origin}: rule 'root' can never match anything; expected a rule with an end")
         self.start = start
 
     @property

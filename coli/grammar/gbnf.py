@@ -33,6 +33,7 @@ MAX_NODES = 80_000
 MAX_REPEAT = 1_000_000
 MAX_CLASS_PARTS = 20_000
 MAX_TOKEN_ID = 2**31 - 1
+MAX_NAME = 256
 
 # Possessive where the text can be long: nothing backtracks, whatever the text.
 _SPACE = re.compile(r"(?:[ \t\r\n\f\v]++|#[^\r\n]*+)*+")
@@ -116,6 +117,12 @@ class _Parser:
         if match is not None:
             self._position = match.end()
 
+    def _match_name(self) -> re.Match[str] | None:
+        match = _NAME.match(self._text, self._position)
+        if match is not None and match.end() - match.start() > MAX_NAME:
+            self._fail(self._position, f"expected a rule name of at most {MAX_NAME} characters, found a longer one")
+        return match
+
     def _add(self, node: Node) -> int:
         nodes = self._grammar.nodes
         if len(nodes) >= MAX_NODES:
@@ -125,7 +132,7 @@ class _Parser:
 
     def _parse_rule(self) -> None:
         start = self._position
-        match = _NAME.match(self._text, start)
+        match = self._match_name()
         if match is None:
             self._expected(start, "a rule name")
         self._position = match.end()
@@ -154,7 +161,7 @@ class _Parser:
                     )
                 return self._close(group)
             char = text[position]
-            name = _NAME.match(text, position)
+            name = self._match_name()
             if name is not None:
                 self._position = name.end()
                 self._skip_space()
