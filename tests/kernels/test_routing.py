@@ -1,0 +1,76 @@
+"""Routing picks the best experts, lowest id on ties, and returns them in ascending order with their weights."""
+
+import naive
+import numpy as np
+import pytest
+
+from coli.kernels import routing
+
+NONE, MAX, TOP2 = routing.GROUPS_NONE, routing.GROUPS_MAX, routing.GROUPS_TOP2
+
+
+def run(logits, active, scoring=0, bias=None, n_group=1, topk_group=1, mode=NONE, norm=True, factor=1.0, threads=1):
+    ids, weights = np.empty((len(logits), active), np.int64), np.empty((len(logits), active), np.float32)
+    bad = routing.route(logits, active, scoring, bias, n_group, topk_group, mode, norm, factor, ids, weights, threads)
+    return ids, weights, bad
+
+
+def logits(rows: int, experts: int, seed: int = 0) -> np.ndarray:
+    return np.random.default_rng(seed).standard_normal((rows, experts)).astype(np.float32)
+
+
+@pytest.mark.parametrize("experts", [8, 60, 128])
+@pytest.mark.parametrize("active", [1, 4, 8])
+@pytest.mark.parametrize("scoring", [routing.SOFTMAX, routing.SIGMOID])
+@pytest.mark.parametrize("norm", [True, False])
+def test_equals_the_slow_twin(experts, active, scoring, norm):
+    x = logits(5, experts)
+    ids, weights, bad = run(x, active, scoring, norm=norm, factor=2.5, threads=2)
+    assert bad == 0
+    for row, row_ids, row_weights in zip(x, ids, weights, strict=True):
+        expected_ids, expected = naive.route(row, active, scoring, None, 1, 1, NONE, norm, 2.5)
+        assert np.array_equal(row_ids, expected_ids)
+        assert np.array_equal(row_weights, expected)
+
+
+@pytest.mark.parametrize("mode", [MAX, TOP2])
+@pytest.mark.parametrize("scoring", [routing.SOFTMAX, routing.SIGMOID])
+def test_groups_and_bias_choose_but_do_not_weigh(mode, scoring):
+    x, bias = logits(20, 64), logits(1, 64, 1)[0] * np.float32(0.3)
+    ids, weights, _ = run(x, 6, scoring, bias, 8, 3, mode, True, 2.5)
+    for row, row_ids, row_weights in zip(x, ids, weights, strict=True):
+        expected_ids, expected = naive.route(row, 6, scoring, bias, 8, 3, mode, True, 2.5)
+        assert np.array_equal(row_ids, expected_ids)
+        assert np.array_equal(row_weights, expected)
+
+
+def test_ties_go_to_the_lowest_id():
+    x = np.zeros((1, 40), np.float32)
+    x[0, [7, 30]] = 1
+    ids, weights, _ = run(x, 5)
+    assert ids.tolist() == [[0, 1, 2, 7, 30]]
+    assert weights[0, 3] == weights[0, 4] > weights[0, 0]
+
+
+def test_all_experts_may_be_taken():
+    ids, weights, _ = run(logits(3, 8), 8)
+    assert ids.tolist() == [list(range(8))] * 3
+    assert np.abs(weights.sum(axis=1) - 1).max() < 1e-6
+
+
+def test_a_nan_logit_is_counted_and_reaches_the_weights():
+    x = logits(4, 16)
+    x[2, 9] = np.nan
+    ids, weights, bad = run(x, 4, threads=2)
+    assert bad == 1
+    assert np.isnan(weights[2]).all()
+    assert len(set(ids[2].tolist())) == 4
+    assert ((ids >= 0) & (ids < 16)).all()
+    assert np.isfinite(weights[[0, 1, 3]]).all()
+
+
+@pytest.mark.parametrize("value", [np.inf, -np.inf])
+def test_infinite_logits_give_valid_ids(value):
+    x = np.full((1, 8), value, np.float32)
+    ids, _, _ = run(x, 3)
+    assert ids.tolist() == [[0, 1, 2]]

@@ -1,0 +1,118 @@
+"""Configuration of the kernels: refused paths, cache folders, and what a cold cache says about itself."""
+
+import json
+import os
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+from llvmlite import binding
+
+from coli.errors import OptionError
+from coli.kernels import runtime
+
+REPORT = """
+import json, sys
+from coli.kernels import runtime
+from coli.kernels.elementwise import COUNT_BAD, count_bad
+runtime.configure(*json.loads(sys.argv[1]))
+import numpy as np
+before = runtime.cold()
+runtime.warm((COUNT_BAD,))
+bad = count_bad(np.full((1, 3), np.nan, np.float32)).tolist()
+print(json.dumps([before, runtime.cold(), runtime.cache_note(), runtime.threads(), bad]))
+"""
+
+
+def run(*settings: object, **environment: str) -> tuple[list, str]:
+    """(cold before, cold after, note, threads, result) of a fresh process."""
+    done = subprocess.run(
+        [sys.executable, "-c", REPORT, json.dumps(settings)],
+        capture_output=True, text=True, timeout=300, env={**os.environ, **environment},
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout), done.stderr
+
+
+def test_the_cache_is_cold_once(tmp_path):
+    folder = str(tmp_path / "cache")
+    assert run("auto", folder)[0] == [True, False, None, os.cpu_count(), [3.0]]
+    assert run("auto", folder)[0][:2] == [False, False]
+
+
+def test_threads_are_taken_as_given(tmp_path):
+    assert run("auto", str(tmp_path), 3)[0][3] == 3
+
+
+def test_a_folder_that_cannot_be_written_falls_back_with_a_note(tmp_path):
+    (tmp_path / "file").write_text("")
+    report, stderr = run("auto", str(tmp_path / "file" / "cache"), TMPDIR=str(tmp_path))
+    assert report[2].startswith("kernel cache: Not a directory; using ")
+    assert str(tmp_path) in report[2]
+    assert report[4] == [3.0]
+    assert stderr == ""
+
+
+def test_a_temporary_folder_of_somebody_else_is_not_trusted(tmp_path):
+    (tmp_path / "file").write_text("")
+    shared = tmp_path / f"coli-{os.getuid()}"
+    shared.mkdir()
+    shared.chmod(0o777)
+    report, _ = run("auto", str(tmp_path / "file" / "cache"), TMPDIR=str(tmp_path))
+    assert f"using {shared}" not in report[2]
+    assert report[4] == [3.0]
+
+
+def test_an_unknown_path_is_refused():
+    with pytest.raises(OptionError, match=r"simd: expected auto, avx512, avx2, generic, found 'sse'"):
+        runtime._choose_simd("sse")
+
+
+def test_a_path_the_processor_lacks_is_refused(monkeypatch):
+    monkeypatch.setattr(binding, "get_host_cpu_features", lambda: {"avx2": True, "fma": True})
+    with pytest.raises(OptionError, match=r"simd: avx512 needs avx512f, .*avx512vnni.* lacks; use auto or generic"):
+        runtime._choose_simd("avx512")
+
+
+def test_configuring_twice_with_other_settings_is_an_error():
+    with pytest.raises(AssertionError, match="already configured"):
+        runtime.configure("generic", "elsewhere", 7)
+
+
+def test_arguments_keep_integers_and_floats():
+    block = runtime.arguments(3, -7, 0.5, 2**62)
+    assert block.dtype == np.int64
+    assert block.tolist()[:2] == [3, -7]
+    assert block.view(np.float64)[2] == 0.5
+    assert block[3] == 2**62
+
+
+COMPILE = """
+import json, sys
+from coli.kernels import runtime
+runtime.configure("auto", sys.argv[1])
+from coli.kernels.microkernel import TILE
+from coli.kernels.outer import OUTER
+TILE.address, OUTER.address
+code = TILE._compiled._library.get_asm_str()
+print(json.dumps([runtime.simd_path(), code.count("vpdpbusd"), code.count("zmm"), code.count("ymm")]))
+"""
+
+
+@pytest.mark.parametrize(("name", "path"), [("znver4", "avx512"), ("alderlake", "avxvnni")])
+def test_vnni_paths_compile_for_processors_that_have_it(tmp_path, name, path):
+    """Compiled, not run: this checks the code that this machine may be unable to execute."""
+    features = {
+        "znver4": "+avx,+avx2,+fma,+f16c,+bmi,+bmi2,+avx512f,+avx512bw,+avx512vl,+avx512dq,+avx512vnni,+evex512",
+        "alderlake": "+avx,+avx2,+fma,+f16c,+bmi,+bmi2,+avxvnni",
+    }[name]
+    done = subprocess.run(
+        [sys.executable, "-c", COMPILE, str(tmp_path)], capture_output=True, text=True, timeout=300,
+        env={**os.environ, "NUMBA_CPU_NAME": name, "NUMBA_CPU_FEATURES": features},
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr[-2000:]
+    found, products, wide, narrow = json.loads(done.stdout)
+    assert found == path
+    assert products > 100
+    assert wide > 100 if path == "avx512" else narrow > 100
