@@ -64,7 +64,8 @@ class Generation:
         self._ids: list[int] = []
         self._starts: list[int] = []  # offset in the byte stream at which each id begins
         self._text: list[str] = []
-        self._before = loaded.store_counters(), ProcessUse.now().major_faults
+        self._cache = loaded.cache_state()
+        self._before = loaded.store_counters(), ProcessUse.now().major_faults, loaded.model.phase_seconds()
         self._pieces = self._run()
 
     def __iter__(self) -> Iterator[str]:
@@ -75,13 +76,15 @@ class Generation:
         """What came out; runs to the end first if the iteration has not."""
         for _ in self._pieces:
             pass
-        store, faults = self._before
+        store, faults, phases = self._before
         report = run_report(
             text="".join(self._text),
             token_ids=list(self._ids),
             seed=self._seed,
             stats=self._stats,
             store=self._loaded.store_counters().since(store),
+            phases={name: now - phases[name] for name, now in self._loaded.model.phase_seconds().items()},
+            cache=self._cache,
             drafts={
                 name: {"proposed": c.proposed, "judged": c.judged, "accepted": c.accepted}
                 for name, c in self._drafter.counters.items()

@@ -22,7 +22,7 @@ from coli.report import StoreCounters
 from coli.store.container import Container
 from coli.store.expert_store import ExpertStore
 from coli.store.memory import MemoryNeeds, MemoryPlan, plan_memory
-from coli.store.opening import open_store
+from coli.store.opening import cached_share, open_store
 from coli.store.pins import pinned_experts
 from coli.store.usage import UsageFile
 
@@ -69,6 +69,15 @@ class LoadedModel:
             reads=stats.reads,
             wait_s=stats.wait_s,
         )
+
+    def cache_state(self) -> str:
+        """What a response starts from: experts in memory, and how much of the files the system holds."""
+        if self.store is None:
+            return "dense"
+        stats, paths = self.store.stats(), {self.container.expert_layout(i).path for i in self.container.moe_layers}
+        total = sum(self.container.expert_layout(i).record_bytes for i in self.container.moe_layers)
+        resident = stats.resident_bytes / (total * self.spec.num_experts)
+        return f"{resident:.0%} of experts resident, {cached_share(paths):.0%} of their files in the page cache"
 
     def machine(self) -> dict[str, Any]:
         """What the run ran on, for the report."""

@@ -59,13 +59,16 @@ def run_report(
     seed: int,
     stats: RunStats,
     store: StoreCounters,
+    phases: dict[str, float],
+    cache: str,
     drafts: dict[str, dict[str, int]],
     gate: str,
     memory_budget_bytes: int,
     faults_before: int,
     machine: dict[str, Any],
 ) -> dict[str, Any]:
-    """One JSON-ready object; `settings` is added by the command line, which knows where each came from."""
+    """One JSON-ready object; `phases` are seconds of forwards by phase, `cache` what was in memory at the start;
+    `settings` is added by the command line, which knows where each came from."""
     use = ProcessUse.now()
     tokens = stats.generated_tokens
     return {
@@ -85,14 +88,19 @@ def run_report(
         "expert_bytes_read": store.bytes_read,
         "bytes_per_token": round(store.bytes_read / tokens) if tokens else 0,
         "reads": store.reads,
+        "cache": cache,
         "major_faults": use.major_faults - faults_before,
         "peak_memory_bytes": use.peak_memory_bytes,
         "memory_budget_bytes": memory_budget_bytes,
-        "time_s": {
-            "disk_wait": round(store.wait_s, 6),
-            "other": round(max(0.0, stats.prefill_s + stats.decode_s - store.wait_s), 6),
-        },
+        "time_s": _time_shares(stats.prefill_s + stats.decode_s, store.wait_s, phases),
         "drafts": drafts,
         "gate": gate,
         "machine": machine,
     }
+
+
+def _time_shares(total_s: float, wait_s: float, phases: dict[str, float]) -> dict[str, float]:
+    """disk_wait, experts, attention; other is the rest of the whole."""
+    named = {"disk_wait": wait_s, "experts": phases["experts"], "attention": phases["attention"]}
+    named["other"] = max(0.0, total_s - sum(named.values()))
+    return {name: round(seconds, 6) for name, seconds in named.items()}

@@ -10,16 +10,35 @@ from contextlib import contextmanager
 
 import numba
 import numpy as np
+from llvmlite import ir
 from numba import types
+from numba.extending import intrinsic
 
 from coli.kernels import runtime
 from coli.kernels.runtime import call_stage
 
-COLUMNS = 3  # of one call: machine code, address of the arguments, parts
+COLUMNS = 4  # of one call: machine code, address of the arguments, parts, phase
+PHASES = ("other", "attention", "experts")
 
 
-def _replay(calls, start, stop, status):
-    """Run calls start .. stop-1; returns the number of the call that set status[0], or stop."""
+@intrinsic
+def _cycles(typingctx):
+    """The processor's cycle counter; 0 where reading it is not allowed to programs."""
+
+    def codegen(context, builder, _sig, _args):
+        if not builder.module.triple.startswith("x86_64"):
+            return ir.Constant(ir.IntType(64), 0)
+        return builder.call(builder.module.declare_intrinsic("llvm.readcyclecounter", (), _CYCLES_TYPE), ())
+
+    return types.int64(), codegen
+
+
+_CYCLES_TYPE = ir.FunctionType(ir.IntType(64), ())
+
+
+def _replay(calls, start, stop, status, cycles):
+    """Run calls start .. stop-1; returns the number of the call that set status[0], or stop. cycles[phase] grows."""
+    before = _cycles()
     for i in range(start, stop):
         code, args, parts = calls[i, 0], calls[i, 1], calls[i, 2]
         if parts == 1:
@@ -27,6 +46,9 @@ def _replay(calls, start, stop, status):
         else:
             for part in numba.prange(parts):
                 call_stage(code, args, np.int64(part), parts)
+        after = _cycles()
+        cycles[calls[i, 3]] += after - before
+        before = after
         if status[0] != 0:
             return i
     return stop
@@ -40,20 +62,27 @@ class _Loop:
     @classmethod
     def get(cls):
         if cls.compiled is None:
-            signature = types.int64(types.int64[:, ::1], types.int64, types.int64, types.int64[::1])
+            words = types.int64[::1]
+            signature = types.int64(types.int64[:, ::1], types.int64, types.int64, words, words)
             cls.compiled = numba.njit(signature, parallel=True, nogil=True, cache=True)(_replay)
         return cls.compiled
 
 
 class Tape:
-    """Stage calls with the arrays they need. `status` int64 (1,): 0, or what a stage stopped the replay with."""
+    """Stage calls with the arrays they need.
+
+    status int64 (1,): 0, or what a stage stopped the replay with. cycles int64 (3,): processor cycles by phase, since
+    recording (threads run at the same time count once). `phase` is what calls noted from now on belong to.
+    """
 
     def __init__(self) -> None:
         self.status = np.zeros(1, np.int64)
-        self._calls: list[tuple[int, int, int]] = []
+        self.cycles = np.zeros(len(PHASES), np.int64)
+        self.phase = 0
+        self._calls: list[tuple[int, int, int, int]] = []
         self._kept: list[np.ndarray] = []
         self._packed: np.ndarray | None = None
-        self._held: list[tuple[int, int, int]] | None = None
+        self._held: list[tuple[int, int, int, int]] | None = None
         self.last_arguments = self.status  # argument block of the call noted last; its words may be changed later
 
     @contextmanager
@@ -69,7 +98,8 @@ class Tape:
     def note(self, code: int, args: np.ndarray, threads: int) -> None:
         self._kept.append(args)
         self.last_arguments = args
-        (self._calls if self._held is None else self._held).append((code, args.__array_interface__["data"][0], threads))
+        call = (code, args.__array_interface__["data"][0], threads, self.phase)
+        (self._calls if self._held is None else self._held).append(call)
 
     def keep(self, array: np.ndarray) -> None:
         self._kept.append(array)
@@ -78,7 +108,7 @@ class Tape:
         return len(self._calls)
 
     @contextmanager
-    def held_back(self) -> Iterator[list[tuple[int, int, int]]]:
+    def held_back(self) -> Iterator[list[tuple[int, int, int, int]]]:
         """Calls noted inside this block go to the list it gives, for `place`: so a call can know the arguments of those
         that will follow it."""
         self._held = held = []
@@ -87,14 +117,15 @@ class Tape:
         finally:
             self._held = None
 
-    def place(self, held: list[tuple[int, int, int]]) -> None:
+    def place(self, held: list[tuple[int, int, int, int]]) -> None:
         """Append the calls that were held back."""
         self._calls += held
 
     def run(self, start: int = 0, stop: int | None = None) -> int:
         """Replay the calls start .. stop-1 (default: all); returns where it ended, `stop` unless a stage stopped it."""
         self.status[0] = 0
-        return int(_Loop.get()(self._packed, start, len(self._calls) if stop is None else stop, self.status))
+        stop = len(self._calls) if stop is None else stop
+        return int(_Loop.get()(self._packed, start, stop, self.status, self.cycles))
 
 
 def prepare() -> None:

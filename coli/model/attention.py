@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 
 from coli.kernels import attention as kernel
 from coli.kernels import elementwise, rope
+from coli.kernels.tape import PHASES
 from coli.model.config import ModelSpec
 from coli.model.layers import Machine, Projection, Rows
 from coli.model.loader import LayerWeights
@@ -66,6 +67,7 @@ class Attention:
 
     def __call__(self, machine: Machine, x: Rows, program: Program, rotation: Rotation) -> Rows:
         """x (S, H) normed -> (S, tile_padded(H)); rows go into the caches that program.inputs names."""
+        program.tape.phase = PHASES.index("attention")
         spec, inputs = self._spec, program.inputs
         S, N, K, D = len(x), spec.num_attention_heads, spec.num_key_value_heads, spec.head_dim
         threads = machine.threads_for(4 * S * N * D)
@@ -79,11 +81,10 @@ class Attention:
         for column, heads in ((q_at, N), (k_at, K)):
             rope.apply_rope(qkv, column, heads, D, spec.rope.rotary_dim, *rotation, spec.rope.interleaved, threads)
         keys, values = inputs.keys[self._layer_idx], inputs.values[self._layer_idx]
-        overflow = np.zeros(threads, np.int64)
+        overflow = program.flags[self._layer_idx, 0, :threads]
         kernel.kv_append(
             qkv, k_at, qkv, v_at, keys, values, inputs.slots, K, D, program.capacity, program.is_f16, threads, overflow
         )
-        program.overflows.append(overflow)
         context = machine.buffers.rows("context", S, N * D)
         kernel.attention(
             qkv[:, q_at:],
@@ -106,7 +107,9 @@ class Attention:
                 "attention", kernel.working_bytes(S, N, K, D, program.capacity, machine.threads)
             ),
         )
-        return self._o(machine, context)
+        out = self._o(machine, context)
+        program.tape.phase = 0
+        return out
 
     def _norm(self, qkv: Rows, column: int, heads: int, weight: NDArray[np.float32] | None, threads: int) -> None:
         if weight is None:

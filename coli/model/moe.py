@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from coli.kernels import activations, elementwise, experts, matmul, moe, routing
+from coli.kernels.tape import PHASES
 from coli.model.config import ModelSpec
 from coli.model.layers import TILE, Machine, Mlp, Projection, Rows, flat, tile_padded
 from coli.model.loader import MoeWeights
@@ -50,6 +51,7 @@ class Moe:
     def __call__(self, machine: Machine, x: Rows, hidden: Rows, program: Program) -> None:
         """x (S, H) normed; adds the routed experts' and then the shared expert's output to hidden (S, H)."""
         S, A, H = len(x), self._spec.num_experts_per_tok, self._spec.hidden_size
+        program.tape.phase = PHASES.index("experts")
         point, routing_weights = self._route(machine, self._router(machine, x), program)
         index = np.zeros((S, A), np.int64)
         outputs = machine.buffers.rows("expert_outputs", S * A, tile_padded(H))
@@ -63,6 +65,7 @@ class Moe:
             if self._shared_gate is not None:
                 elementwise.gate_rows(shared[:, :H], self._shared_gate(machine, x)[:, 0], threads)
             elementwise.add(hidden, shared, threads)
+        program.tape.phase = 0
 
     def _route(self, machine: Machine, router_logits: Rows, program: Program) -> tuple[SparsePoint, Rows]:
         """(S, E) -> the layer's point with expert_ids (S, A) ascending, and routing_weights (S, A)."""
@@ -78,7 +81,6 @@ class Moe:
             batch=np.zeros(E, np.int64),
             batch_count=np.array([experts.ALL_RESIDENT], np.int64),
             done=np.zeros(1, np.int64),
-            bad=np.zeros(threads, np.int64),
         )
         routing.route(
             router_logits[:, :E],
@@ -93,7 +95,7 @@ class Moe:
             point.expert_ids,
             weights,
             threads,
-            bad=point.bad,
+            bad=program.flags[self._layer_idx, 1, :threads],
         )
         point.plan_call = len(program.tape)
         return point, weights

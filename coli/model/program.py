@@ -57,7 +57,6 @@ class SparsePoint:
     batch: Ints  # (E,)
     batch_count: Ints  # (1,)
     done: Ints  # (1,)
-    bad: Ints  # (threads,) rows whose router logits were not numbers
 
     def take(self, expert_ids: Ints) -> None:
         """The next replay of this layer's calls computes these experts."""
@@ -78,6 +77,6 @@ class Program:
     hidden: NDArray[np.float32]  # (S, H)
     capacity: int  # positions of the caches it was recorded for
     is_f16: bool
+    flags: Ints  # (L, 2, threads) counts: keys and values that did not fit the cache type, rows with NaN router logits
     points: list[SparsePoint] = field(default_factory=list)
     layer_ends: list[int] = field(default_factory=list)
-    overflows: list[Ints] = field(default_factory=list)  # per layer: keys and values that did not fit the cache type

@@ -4,6 +4,7 @@ Does not know that speculation exists: it gets rows with positions and parents, 
 sequence and computes them; the caller keeps or drops them. One thread calls it.
 """
 
+import time
 from collections import OrderedDict
 
 import numpy as np
@@ -11,7 +12,7 @@ from numpy.typing import NDArray
 
 from coli.errors import NumericError
 from coli.kernels import elementwise, quantize, rope
-from coli.kernels.tape import Tape
+from coli.kernels.tape import PHASES, Tape
 from coli.model.attention import Attention, Paths, Rotation, row_paths
 from coli.model.config import ModelSpec
 from coli.model.kv_cache import KVCache
@@ -66,6 +67,7 @@ class Transformer:
         self._lm_head = Projection("logits", (weights.lm_head,))
         self._frequencies = rope_frequencies(spec.rope)
         self._programs: OrderedDict[tuple[int, int, bool], Program] = OrderedDict()
+        self._replay_s = 0.0
 
     def forward(
         self,
@@ -89,7 +91,7 @@ class Transformer:
         program = self._program(len(token_ids), cache)
         self._fill(program.inputs, cache, token_ids, positions, row_paths(start, len(token_ids), parents))
         call, at = 0, 0
-        while (call := program.tape.run(call)) < len(program.tape):
+        while (call := self._replay(program, call)) < len(program.tape):
             stopped = next(i for i in range(at, len(program.points)) if program.points[i].plan_call == call)
             self._touch(program.points[at:stopped], prefill)
             self._stream(program, program.points[stopped], prefill)
@@ -108,13 +110,26 @@ class Transformer:
         """Scratch memory in use."""
         return self._machine.buffers.nbytes
 
+    def phase_seconds(self) -> dict[str, float]:
+        """Seconds of all forwards so far by phase (attention, experts, other), waiting for reads not included."""
+        cycles = sum((program.tape.cycles for program in self._programs.values()), np.zeros(len(PHASES), np.int64))
+        total = int(cycles.sum())
+        shares = cycles / total if total else np.eye(len(PHASES))[0]
+        return {name: float(share) * self._replay_s for name, share in zip(PHASES, shares, strict=True)}
+
+    def _replay(self, program: Program, start: int, stop: int | None = None) -> int:
+        began = time.perf_counter()
+        end = program.tape.run(start, stop)
+        self._replay_s += time.perf_counter() - began
+        return end
+
     def _stream(self, program: Program, point: SparsePoint, prefill: bool) -> None:
         """Compute a sparse layer batch by batch while its missing experts are being read."""
         assert self._experts is not None
         point.done[0] = 0
         for batch in self._experts.fetch(point.layer_idx, point.expert_ids, prefill=prefill):
             point.take(batch)
-            program.tape.run(point.plan_call, point.sum_call)
+            self._replay(program, point.plan_call, point.sum_call)
         point.take_all()
 
     def _touch(self, points: list[SparsePoint], prefill: bool) -> None:
@@ -141,7 +156,8 @@ class Transformer:
         P = MAX_TREE_ROWS if S <= MAX_TREE_ROWS else 1
         inputs = RowInputs.allocate(S, P, spec.num_hidden_layers)
         hidden = machine.buffers.rows("hidden", S, spec.hidden_size)
-        program = Program(Tape(), inputs, hidden, cache.capacity, cache.is_f16)
+        flags = np.zeros((spec.num_hidden_layers, 2, machine.threads), np.int64)
+        program = Program(Tape(), inputs, hidden, cache.capacity, cache.is_f16, flags)
         with program.tape.recording():
             rotation = rope.rope_table(inputs.positions, self._frequencies, spec.rope.attention_factor)
             quantize.embed_rows(embed.kind, embed.weights, embed.scales, inputs.token_ids, embed.groups, hidden)
@@ -164,11 +180,11 @@ class Transformer:
 
 def _check(program: Program) -> None:
     """Raise NumericError if a layer left the range of its numbers, naming the first."""
-    for layer_idx, overflow in enumerate(program.overflows):
-        if overflow.any():
-            raise NumericError(
-                f"layer {layer_idx}: a key or value is not a number or too large for the cache; use --kv f32"
-            )
-    for point in program.points:
-        if point.bad.any():
-            raise NumericError(f"layer {point.layer_idx}: the router's logits are not numbers; the weights are damaged")
+    if not program.flags.any():
+        return
+    layer_idx, which = (int(at[0]) for at in np.nonzero(program.flags.any(axis=2)))
+    if which == 0:
+        raise NumericError(
+            f"layer {layer_idx}: a key or value is not a number or too large for the cache; use --kv f32"
+        )
+    raise NumericError(f"layer {layer_idx}: the router's logits are not numbers; the weights are damaged")
