@@ -15,14 +15,16 @@ from coli.kernels.transcendental import exp64, log64
 
 MAX_ORDER = 10
 ATTENTIVE, SINGLE_ORDER, WITTEN_BELL = 0, 1, 2
-ARRAY_TYPES = ("i4", "u4", "i8", "i8", "u4", "u4", "f4", "i8", "i4", "u4")
+ARRAY_TYPES = ("i4", "u4", "i4", "i8", "i8", "u4", "u4", "f4", "i8", "i4", "u4")
+STRIDE, SAMPLED = 256, 4  # the directory holds the last 4 ids before every 256th sorted position
 HEAVY = 256  # ranges of this size have an entry among the heavy contexts
 SLOTS = 8192  # of the accumulator: at most 10 orders x 256 successors are in it
 MAX_DRAFTED = 63
 RELIABLE = 16  # occurrences beyond which a context counts as no more reliable
 
 # words of the index block: 0 tokens, 1 their number, 2 positions, 3 their number, 4 first, 5 vocabulary, then of the
-# heavy contexts 6 keys, 7 their number, 8 latest, 9 types, 10 entropy, 11 first, 12 ids, 13 counts, 14 number of ids
+# heavy contexts 6 keys, 7 their number, 8 latest, 9 types, 10 entropy, 11 first, 12 ids, 13 counts, 14 number of ids;
+# 15 is the directory
 # A file may be damaged where nobody looked: whatever is read from it is brought into range before it is an index.
 
 
@@ -46,6 +48,15 @@ def _id_before(index, place, distance):
 @device
 def _bound(index, low, high, distance, wanted):
     """First place of [low, high) whose id `distance` before is at least `wanted`."""
+    if distance <= 4:  # every 256th place is in the directory: one small array instead of pages all over the file
+        left, right = (low + 255) >> 8, (high + 255) >> 8
+        while left < right:
+            middle = (left + right) >> 1
+            if np.int64(load_i32(_word(index, 15) + 16 * middle + 4 * (distance - 1))) < wanted:
+                left = middle + 1
+            else:
+                right = middle
+        low, high = max(low, ((left - 1) << 8) + 1), min(high, left << 8)
     while low < high:
         middle = (low + high) >> 1
         if _id_before(index, middle, distance) < wanted:
@@ -53,24 +64,6 @@ def _bound(index, low, high, distance, wanted):
         else:
             high = middle
     return low
-
-
-@device
-def _narrow(index, low, high, distance, wanted):
-    """The part of [low, high) whose id `distance` before is `wanted`."""
-    while low < high:
-        middle = (low + high) >> 1
-        found = _id_before(index, middle, distance)
-        if found == wanted:
-            return (
-                _bound(index, low, middle, distance, wanted),
-                _bound(index, middle + 1, high, distance, wanted + 1),
-            )
-        if found < wanted:
-            low = middle + 1
-        else:
-            high = middle
-    return low, low
 
 
 @device
@@ -90,7 +83,11 @@ def _ranges(index, context, n, depth, out):
         order += 1
         if order >= depth or order >= n:
             break
-        low, high = _narrow(index, low, high, order + 1, load_i64(context + 8 * (n - 1 - order)))
+        wanted = load_i64(context + 8 * (n - 1 - order))
+        low = _bound(index, low, high, order + 1, wanted)
+        if low < high and _id_before(index, low, order + 1) != wanted:
+            break
+        high = _bound(index, low, high, order + 1, wanted + 1)
     return order
 
 
@@ -295,16 +292,18 @@ DRAFT = Stage(_draft)
 class IndexArrays:
     """One index in memory or mapped, and the scratch memory of searches in it. One thread at a time.
 
-    tokens int32 (n,), ids and separators (-1), the first MAX_ORDER separators; positions uint32 (m,); first int64
-    (V + 1,) range of the positions behind each id; of the contexts with at least HEAVY occurrences keys int64 (h,)
-    start << 4 | order ascending, latest and types uint32 (h,), entropy float32 (h,), heavy_first int64 (h + 1,) range
-    in ids int32 (e,) and counts uint32 (e,), at most 256 successors a context, best first. Values out of range
-    give wrong drafts, never a wrong access. `draft` and `law` must not be asked for orders that were not summed up."""
+    tokens int32 (n,), ids and separators (-1), the first MAX_ORDER separators; positions uint32 (m,); directory int32
+    (ceil(m / STRIDE) * SAMPLED,), the ids before every STRIDE-th of them, newest first; first int64 (V + 1,) range of
+    the positions behind each id; of the contexts with at least HEAVY occurrences keys int64 (h,) start << 4 | order
+    ascending, latest and types uint32 (h,), entropy float32 (h,), heavy_first int64 (h + 1,) range in ids int32 (e,)
+    and counts uint32 (e,), at most 256 successors a context, best first. Values out of range give wrong drafts, never
+    a wrong access. `draft` and `law` must not be asked for orders that were not summed up."""
 
     def __init__(
         self,
         tokens: np.ndarray,
         positions: np.ndarray,
+        directory: np.ndarray,
         first: np.ndarray,
         keys: np.ndarray,
         latest: np.ndarray,
@@ -314,7 +313,7 @@ class IndexArrays:
         ids: np.ndarray,
         counts: np.ndarray,
     ) -> None:
-        self._arrays = (tokens, positions, first, keys, latest, types, entropy, heavy_first, ids, counts)
+        self._arrays = (tokens, positions, directory, first, keys, latest, types, entropy, heavy_first, ids, counts)
         for array, dtype in zip(self._arrays, ARRAY_TYPES, strict=True):
             assert array.dtype == np.dtype(dtype)
             assert array.ndim == 1
@@ -322,10 +321,11 @@ class IndexArrays:
         assert len(tokens) > 0
         assert len(latest) == len(types) == len(entropy) == len(keys) == len(heavy_first) - 1
         assert len(ids) == len(counts)
+        assert len(directory) == -(-len(positions) // STRIDE) * SAMPLED
         self._block = arguments(
             address(tokens), len(tokens), address(positions), len(positions), address(first), len(first) - 1,
             address(keys), len(keys), address(latest), address(types), address(entropy), address(heavy_first),
-            address(ids), address(counts), len(ids),
+            address(ids), address(counts), len(ids), address(directory),
         )  # fmt: skip
         self._context = np.empty(MAX_ORDER + MAX_DRAFTED, np.int64)
         self._ranges, self._out = np.empty((MAX_ORDER, 2), np.int64), np.empty(2, np.int64)

@@ -24,10 +24,12 @@ VERSION = 1
 DEPTH = 10  # ids the order is sorted by, and separators in front of the tokens
 MAX_TOKENS = (1 << 32) - 1
 HEADER_BYTES = 1 << 16
+STRIDE, SAMPLED = 256, 4  # of the directory
 # in file order; tokens are padded so that every 8-byte array begins at a multiple of 8
 ARRAYS: Mapping[str, str] = {
     "positions": "U32",  # (m,) positions that follow at least one id, sorted by the ids before them, read backwards
     "tokens": "I32",  # (n,) ids, -1 between documents, DEPTH of them in front
+    "directory": "I32",  # (ceil(m / 256) * 4,) the last 4 ids before every 256th sorted position, newest first
     "first": "I64",  # (vocab_size + 1,) range of the positions behind each id
     "heavy.keys": "I64",  # (h,) start << 4 | order of the contexts seen at least 256 times
     "heavy.first": "I64",  # (h + 1,) range of their successors in ids and counts
@@ -191,6 +193,7 @@ def _header(path: Path, text: object) -> IndexHeader:
 def _check_lengths(path: Path, header: IndexHeader, lengths: Mapping[str, int]) -> None:
     heavy, documents = lengths["heavy.keys"], lengths["documents.start"]
     expected = {
+        "directory": -(-lengths["positions"] // STRIDE) * SAMPLED,
         "first": header.vocab_size + 1,
         "heavy.first": heavy + 1,
         "heavy.latest": heavy,

@@ -57,8 +57,8 @@ class NgramIndex:
         self.header, self._arrays = open_index(path)
         arrays = self._arrays
         self._search = IndexArrays(
-            *(arrays[name] for name in ("tokens", "positions", "first", "heavy.keys", "heavy.latest", "heavy.types")),
-            *(arrays[name] for name in ("heavy.entropy", "heavy.first", "heavy.ids", "heavy.counts")),
+            *(arrays[name] for name in ("tokens", "positions", "directory", "first", "heavy.keys", "heavy.latest")),
+            *(arrays[name] for name in ("heavy.types", "heavy.entropy", "heavy.first", "heavy.ids", "heavy.counts")),
         )
         self.num_ids = self.header.num_ids
 

@@ -21,6 +21,8 @@ from coli.drafts.index_file import (
     DTYPES,
     HEADER_BYTES,
     MAX_TOKENS,
+    SAMPLED,
+    STRIDE,
     IndexHeader,
     header_bytes,
 )
@@ -112,6 +114,7 @@ def _write(
     counts = np.zeros(options.vocab_size, np.int64)
     contexts = [0] * options.max_order
     heavy: list[HeavyContexts] = []
+    samples: list[NDArray[np.int32]] = []
     total = int(np.count_nonzero(ids >= 0))
     offset = 0
     for block in sorted_blocks(ids, options.vocab_size, DEPTH, options.prune):
@@ -120,6 +123,7 @@ def _write(
         counts += np.bincount(ids[block.positions - 1], minlength=options.vocab_size)
         for order in range(1, options.max_order + 1):
             contexts[order - 1] += block.num_contexts(order)
+        samples.append(_sampled(ids, block.positions[-offset % STRIDE :: STRIDE]))
         heavy.append(heavy_contexts(ids, block, offset, options.max_order, options.vocab_size))
         offset += len(block.positions)
     if not offset:
@@ -127,6 +131,7 @@ def _write(
     progress("writing", total, total)
     # what follows has 8-byte values: an even number of 4-byte ones goes before
     writer.add("tokens", np.append(ids, np.int32(-1)) if (offset + len(ids)) % 2 else ids)
+    writer.add("directory", np.concatenate(samples))
     writer.add("first", np.concatenate([[0], np.cumsum(counts)]))
     merged = merged_heavy(heavy)
     writer.add("heavy.keys", merged.keys)
@@ -154,3 +159,10 @@ def _write(
     file.seek(0)
     file.write(header_bytes(header, writer.lengths))
     return header
+
+
+def _sampled(ids: NDArray[np.int32], positions: NDArray[np.uint32]) -> NDArray[np.int32]:
+    """The SAMPLED ids before each position, newest first, flat."""
+    before = positions.astype(np.int64)[:, None] - np.arange(1, SAMPLED + 1)
+    samples: NDArray[np.int32] = ids[before].ravel()
+    return samples
