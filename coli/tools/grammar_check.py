@@ -102,7 +102,7 @@ def replay_tokens(source: DraftSource, token_ids: Sequence[int], tokenizer: Span
     source.commit(token_ids[:1])
     position, steps, proposed, right = 1, [], 0, 0
     while position < len(token_ids):
-        draft = source.propose(len(token_ids) - position)
+        draft = source.propose(len(token_ids) - position - 1)  # the last id comes with its forward anyway
         drafted = draft.token_ids if draft is not None else ()
         accepted = 0
         while accepted < len(drafted) and drafted[accepted] == token_ids[position + accepted]:
@@ -216,7 +216,7 @@ def _marks(automaton: Automaton, data: bytes) -> tuple[str, Position]:
         if reached is not None and position is not None:
             marks.append(FORCED if position.only_byte is not None else FREE)
         else:
-            illegal = position is not None
+            illegal = position is not None and not position.can_end
             reached = automaton.step(automaton.start, byte)
             marks.append(ILLEGAL if illegal and reached is None else SKIPPED if reached is None else FREE)
         position = reached

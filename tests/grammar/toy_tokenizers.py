@@ -85,24 +85,10 @@ def bpe_tokenizer() -> BpeTokenizer:
 
 
 NAMES = ("Ada Lovelace", "Grace Hopper", "Åsa Ek", "Niels Bohr", "Kurt Gödel", "Emmy Noether")
-WORDS = [
-    "leave",
-    "door",
-    "call",
-    "gift",
-    "wrap",
-    "fragile",
-    "second",
-    "attempt",
-    "paid",
-    "card",
-    "number",
-    "back",
-    "until",
-    "march",
-    "refund",
-    "signature",
-]
+WORDS = (
+    *("leave", "door", "call", "gift", "wrap", "fragile", "second", "attempt", "paid"),
+    *("card", "number", "back", "until", "march", "refund", "signature"),
+)
 
 
 def record(rng: random.Random, number: int, comma: str = ",", colon: str = ":") -> str:
