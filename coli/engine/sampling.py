@@ -13,6 +13,8 @@ from numpy.typing import NDArray
 from coli.errors import NumericError
 from coli.kernels import noise
 
+COLDEST = 1e-30  # a lower temperature could carry a logit out of float32; the best token has won long before
+
 
 class Settings(Protocol):
     """coli.options.SamplerOptions, as far as sampling reads it."""
@@ -67,7 +69,7 @@ class Sampler:
         row = self._penalized(logits)
         if settings.temperature == 0.0:
             return self._best(row, None, position, None)
-        scaled = row / np.float32(settings.temperature)
+        scaled = row / np.float32(max(settings.temperature, COLDEST))
         if not self._narrows:
             return self._best(scaled, self._seed, position, None)
         ids, _, bad = noise.select_candidates(scaled, settings.top_k, settings.top_p, settings.min_p)

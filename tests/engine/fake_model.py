@@ -36,15 +36,18 @@ class FakeModel:
         self.vocab_size = vocab_size
         self._salt = salt
         self._repeat = repeat
+        self._known: dict[tuple[int, ...], NDArray[np.float32]] = {}
         self.settled: list[list[int]] = []
         self.forwards: list[int] = []
 
     def logits(self, path: Sequence[int]) -> NDArray[np.float32]:
         """(V,) float32 behind the ids of `path`."""
-        seen = path[-2:] if self._repeat else path
-        digest = hashlib.blake2b(repr((self._salt, tuple(seen))).encode(), digest_size=8).digest()
-        rng = np.random.default_rng(int.from_bytes(digest, "little"))
-        return (rng.standard_normal(self.vocab_size) * 2).astype(np.float32)
+        seen = tuple(path[-2:] if self._repeat else path)
+        if seen not in self._known:
+            digest = hashlib.blake2b(repr((self._salt, seen)).encode(), digest_size=8).digest()
+            rng = np.random.default_rng(int.from_bytes(digest, "little"))
+            self._known[seen] = (rng.standard_normal(self.vocab_size) * 2).astype(np.float32)
+        return self._known[seen]
 
     def forward(
         self,
@@ -73,3 +76,18 @@ class FakeModel:
 
     def settle(self, committed_rows: NDArray[np.int64]) -> None:
         self.settled.append([int(row) for row in committed_rows])
+
+
+class ScriptedModel(FakeModel):
+    """Greedy output is `answer` behind whatever prompt of `prompt_tokens` ids there was, then id 0 for ever."""
+
+    def __init__(self, vocab_size: int, prompt_tokens: int, answer: Sequence[int]) -> None:
+        super().__init__(vocab_size)
+        self._prompt_tokens = prompt_tokens
+        self._answer = list(answer)
+
+    def logits(self, path: Sequence[int]) -> NDArray[np.float32]:
+        at = len(path) - self._prompt_tokens
+        row = np.zeros(self.vocab_size, np.float32)
+        row[self._answer[at] if at < len(self._answer) else 0] = 1
+        return row
