@@ -27,7 +27,7 @@ def llm() -> Iterator[LLM]:
 
 def run(llm: LLM, monkeypatch: pytest.MonkeyPatch, drafter: object, temperature: float) -> tuple[tuple[int, ...], int]:
     """(ids, forwards) of one response with these draft sources."""
-    monkeypatch.setattr(llm, "draft_sources", lambda *arguments: drafter)
+    monkeypatch.setattr(llm._sources, "sources", lambda *arguments, **options: drafter)
     options = GenerateOptions(NGEN, ignore_eos=True, sampler=SamplerOptions(temperature=temperature, seed=3))
     result = llm.generate(PROMPT, options, DraftOptions()).result
     return result.token_ids, result.report["forwards"]
