@@ -14,7 +14,16 @@ from dataclasses import dataclass
 from typing import Any
 
 from coli.errors import GrammarError
-from coli.grammar.json_text import FORMATS, PRIMITIVE_USES, PRIMITIVES, Number, json_string, literal, quoted
+from coli.grammar.json_text import (
+    FORMATS,
+    PRIMITIVE_USES,
+    PRIMITIVES,
+    Number,
+    json_string,
+    key_other_than,
+    literal,
+    quoted,
+)
 from coli.grammar.pattern import UnusablePattern, pattern_to_gbnf
 from coli.grammar.schema_parts import BOUNDS, bounded_integer, bounded_number, choice, items_body, members_body, times
 from coli.grammar.schema_tree import MAX_NESTING, Schema, SchemaTree, merge_schemas
@@ -278,16 +287,16 @@ class _Compiler:
             for key, value in declared.items()
             if value is not False
         ]
-        extra = self._extra_member(schema, place, depth)
+        extra = self._extra_member(schema, declared, place, depth)
         if not members and extra == 'string ws ":" ws value ws':
             return "object"
         body = members_body(members, extra, lambda shared: self._rule(place + "/rest", shared))
-        return self._rule(place, f'"{{" ws {body} "}}"'.replace("  ", " "))
+        return self._rule(place, " ".join(filter(None, ('"{" ws', body, '"}"'))))
 
     def _member(self, key: str, schema: Any, place: str, depth: int) -> str:
         return f'{quoted(json_string(key))} ws ":" ws {self._value(schema, place, depth + 1)} ws'
 
-    def _extra_member(self, schema: Schema, place: str, depth: int) -> str | None:
+    def _extra_member(self, schema: Schema, declared: Schema, place: str, depth: int) -> str | None:
         """A member whose key is not declared; None if there may be none."""
         choices = []
         patterns = schema.get("patternProperties", {})
@@ -297,19 +306,21 @@ class _Compiler:
             choices.append(f'{key} ws ":" ws {self._value(value, where, depth + 1)} ws')
         extra = schema.get("additionalProperties", True)
         if extra is not False:
-            key = self._extra_key(schema, place, depth)
+            key = self._extra_key(schema, declared, place, depth)
             if isinstance(extra, dict) and not extra:
                 extra = True
             value = "value" if extra is True else self._value(extra, f"{place}/additionalProperties", depth + 1)
             choices.append(f'{key} ws ":" ws {value} ws')
         return choice(choices) if choices else None
 
-    def _extra_key(self, schema: Schema, place: str, depth: int) -> str:
+    def _extra_key(self, schema: Schema, declared: Schema, place: str, depth: int) -> str:
         names = self._tree.followed(schema.get("propertyNames", True))
         where = f"{place}/propertyNames"
         if isinstance(names, dict) and any(key not in _ANNOTATIONS and key != "type" for key in names):
             return self._value({**names, "type": "string"}, where, depth + 1)
-        return "string"
+        # Else a declared key would read as a further one as well, and its value would be free.
+        key = key_other_than(declared)
+        return key if key == "string" else self._rule(f"{place}/other-key", key)
 
     # Arrays
 
@@ -335,7 +346,7 @@ class _Compiler:
         more = "" if items is False else self._value(items, f"{place}/items", depth + 1) + " ws"
         if not fixed and more == "value ws" and (low, high) == (0, None):
             return "array"
-        return self._rule(place, f'"[" ws {items_body(fixed, more, low, high)} "]"'.replace("  ", " "))
+        return self._rule(place, " ".join(filter(None, ('"[" ws', items_body(fixed, more, low, high), '"]"'))))
 
     def _size(self, schema: Schema, keyword: str, place: str) -> int | None:
         size = schema.get(keyword)

@@ -7,13 +7,17 @@ never too little of what a model would plausibly write.
 from __future__ import annotations
 
 import json
+from collections.abc import Iterable
 from typing import Any
 
 MAX_DIGITS = 30
+MAX_KEY = 64  # characters of a key that is told from others
+MAX_KEYS = 4000  # characters of all such keys of one object
 # A run of white space has a limit so that no grammar invites endless newlines.
 PRIMITIVES = {
     "ws": r"[ \t\n\r]{0,128}",
-    "char": r'[^"\\\x00-\x1F] | "\\" (["\\/bfnrt] | "u" hex hex hex hex)',
+    "char": r'[^"\\\x00-\x1F] | escape',
+    "escape": r'"\\" (["\\/bfnrt] | "u" hex hex hex hex)',
     "hex": "[0-9a-fA-F]",
     "string": r'"\"" char* "\""',
     "integer": r'"-"? natural',
@@ -25,7 +29,8 @@ PRIMITIVES = {
     "array": '"[" ws (value ws ("," ws value ws)*)? "]"',
 }
 PRIMITIVE_USES = {
-    "char": ("hex",),
+    "char": ("escape",),
+    "escape": ("hex",),
     "string": ("char",),
     "integer": ("natural",),
     "number": ("integer", "fraction"),
@@ -91,6 +96,34 @@ def literal(value: Any) -> str:
     if isinstance(value, str):
         return quoted(json_string(value))
     return quoted(value.text if isinstance(value, Number) else json.dumps(value))
+
+
+def key_other_than(names: Iterable[str]) -> str:
+    """GBNF for a JSON string that is none of `names`; of names that are long or need escapes it may be one."""
+    root: dict[str, Any] = {}
+    told = [name for name in names if len(name) <= MAX_KEY and json_string(name) == f'"{name}"']
+    if not told or sum(map(len, told)) > MAX_KEYS:
+        return "string"
+    for name in told:
+        node = root
+        for char in name:
+            node = node.setdefault(char, {})
+        node[""] = {}  # a name ends here
+    return f'"\\"" {_key_rest(root)} "\\""'
+
+
+def _key_rest(node: dict[str, Any]) -> str:
+    """What may follow the characters that led to a node of the names' tree, the closing quote excluded."""
+    begun = [char for char in node if char]
+    choices = [f"{quoted(char)} {_key_rest(node[char])}" for char in begun]
+    excluded = "".join(map(class_char, begun))
+    choices.append(f'([^"\\\\\\x00-\\x1F{excluded}] | escape) char*')
+    return f"({' | '.join(choices)})" + ("" if "" in node else "?")
+
+
+def class_char(char: str) -> str:
+    """A character as it stands in a GBNF class."""
+    return char if char.isascii() and char.isalnum() else f"\\U{ord(char):08X}"
 
 
 def integer_between(low: int | None, high: int | None) -> str | None:

@@ -8,7 +8,7 @@ leaves the string free.
 from __future__ import annotations
 
 from coli.grammar.charset import complement
-from coli.grammar.json_text import quoted
+from coli.grammar.json_text import class_char, quoted
 from coli.grammar.syntax import MAX_CODE_POINT, merge_ranges
 
 MAX_PATTERN = 4096
@@ -32,7 +32,7 @@ class UnusablePattern(Exception):
 
 
 def pattern_to_gbnf(pattern: str) -> str:
-    """GBNF for a JSON string, quotes included, some part of which matches; refers to the rules `char` and `hex`."""
+    """GBNF for a JSON string, quotes included, some part of which matches; refers to the rule `char`."""
     if len(pattern) > MAX_PATTERN:
         raise UnusablePattern
     return _Converter(pattern).convert()
@@ -216,11 +216,7 @@ def _hex_digit(value: int) -> str:
 
 
 def _class_range(low: int, high: int) -> str:
-    return _class_char(low) if low == high else f"{_class_char(low)}-{_class_char(high)}"
-
-
-def _class_char(code_point: int) -> str:
-    return chr(code_point) if code_point < 128 and chr(code_point).isalnum() else f"\\U{code_point:08X}"
+    return class_char(chr(low)) if low == high else f"{class_char(chr(low))}-{class_char(chr(high))}"
 
 
 def _intersect(one: Ranges, other: Ranges) -> Ranges:

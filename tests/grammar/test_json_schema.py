@@ -175,6 +175,16 @@ def test_further_properties_never_force_the_closing_brace(extra: Any):
     assert made.accepts({"a": 1, "b": [{}], "c": "x"})
 
 
+def test_a_declared_key_is_never_read_as_a_further_one():
+    names = {"status": {"enum": ["open", "paid"]}, "st": {"const": 1}, "a  b": {}, 'q"': {}, "": {"const": 2}}
+    made = Schema({"type": "object", "properties": names})
+    assert made.forced('{"status":"o') == 'pen"'
+    assert made.accepts({"statu": 1, "statusx": 2, "x": 3, "stat": None, "é": 4, "a b": 5})
+    assert made.accepts({"a  b": 1, "": 2, "s": 1})
+    for broken in ({"status": "x"}, {"st": 2}, {"": 1}, {"status": "open", "st": 2}):
+        assert not made.accepts(broken)
+
+
 def test_further_properties_by_schema_names_and_patterns():
     """J12."""
     schema = Schema({"type": "object", "propertyNames": {"pattern": "^x|y$"}, "additionalProperties": {"const": 1}})
