@@ -20,6 +20,7 @@ PREFETCH_SLOTS = 16
 # Threads that saturate a device: measured in prototype/READ_PATH.md.
 _READERS = {IoMode.DIRECT: 2, IoMode.PREAD: 4, IoMode.MMAP: 4}
 _CACHED_SHARE = 0.9
+_SMALL_BYTES = 1_000_000_000
 
 
 def open_store(
@@ -85,15 +86,16 @@ def open_store(
 
 
 def choose_mode(paths: Iterable[Path], everything_fits: bool) -> IoMode:
-    """`auto`: views when every record fits and most of the files is in memory already, else direct reads.
+    """`auto`: views when every record fits and the files are in memory already or small, else direct reads.
 
-    On tmpfs the files are memory: slots would hold the bytes twice. A refusal of direct reads is found and told when
+    Views of a small file leave it cached for the next run; for a large one that is not worth its first reading. On tmpfs the files are memory: slots would hold the bytes twice. A refusal of direct reads is found and told when
     the files are opened for them.
     """
     paths = list(paths)
     if all(filesystem_type(path) in ("tmpfs", "ramfs") for path in paths):
         return IoMode.MMAP
-    if everything_fits and cached_share(paths) >= _CACHED_SHARE:
+    small = sum(path.stat().st_size for path in paths) <= _SMALL_BYTES
+    if everything_fits and (small or cached_share(paths) >= _CACHED_SHARE):
         return IoMode.MMAP
     return IoMode.DIRECT
 

@@ -125,7 +125,8 @@ def _belady(trace: Trace, setup: Setup, first: int) -> tuple[HitCounts, int]:
     for n in range(len(unions) - 1, -1, -1):
         keys = unions[n][2]
         upcoming.append([seen.get(key) for key in keys])
-        seen.update((key, n) for key in keys)
+        if unions[n][0] >= first:  # hits of the warm-up are worth nothing
+            seen.update((key, n) for key in keys)
     upcoming.reverse()
 
     held: list[dict[int, int]] = [{} for _ in setup.pool_sizes]  # key -> index of the union that wants it next

@@ -83,6 +83,8 @@ def test_the_cliff_is_named_once(tmp_path: Path) -> None:
 def test_auto_takes_views_when_all_is_cached_and_fits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     paths = [layout.path for layout in write_records(tmp_path, L, E).values()]
     monkeypatch.setattr(opening, "filesystem_type", lambda path: "ext4")
+    assert choose_mode(paths, everything_fits=True) is IoMode.MMAP, "small"
+    monkeypatch.setattr(opening, "_SMALL_BYTES", 0)
     monkeypatch.setattr(opening, "cached_share", lambda paths: 0.95)
     assert choose_mode(paths, everything_fits=True) is IoMode.MMAP
     assert choose_mode(paths, everything_fits=False) is IoMode.DIRECT

@@ -27,9 +27,7 @@ def record_run(
 ) -> Trace:
     """A run with prefill chunks, verifies of several rows with rejections, and layers that ran from residency."""
     recorder = TraceRecorder()
-    store = make_store(
-        write_records(folder, L, E), E, sizes, mode, order=ORDERS[order], pinned=pinned, trace=recorder
-    )
+    store = make_store(write_records(folder, L, E), E, sizes, mode, order=ORDERS[order], pinned=pinned, trace=recorder)
     rng = np.random.default_rng(5)
     for n, forward in enumerate(routes(8, forwards, L, E, A, rows=6)):
         prefill = n % 9 == 0
