@@ -365,8 +365,10 @@ WEIGHTS = {
 
 
 def sample(rng: Random, longest: int = 4) -> Sample:
-    """One sample of the training mixture; NDJSON has at most `longest` records."""
+    """One sample of the training mixture; NDJSON has at most `longest` records (1: none)."""
     task = rng.choices(tuple(WEIGHTS), tuple(WEIGHTS.values()))[0]
+    if task == "ndjson" and longest < 2:
+        task = "order"
     return ndjson(rng, 2, longest) if task == "ndjson" else TASKS[task](rng)
 
 

@@ -25,10 +25,10 @@ class Shape:
     """Sizes, with the names of config.json."""
 
     vocab_size: int = 1024
-    hidden_size: int = 192
+    hidden_size: int = 128
     num_hidden_layers: int = 6
-    num_attention_heads: int = 6
-    num_key_value_heads: int = 6
+    num_attention_heads: int = 4
+    num_key_value_heads: int = 4
     head_dim: int = 32
     num_experts: int = 32
     num_experts_per_tok: int = 4
@@ -140,8 +140,7 @@ class Experts(torch.autograd.Function):
         ys = torch.empty_like(xs)
         for e, a, b in spans:
             torch.mm(xs[a:b], gate_up[e].t(), out=h[a:b])
-        gate, up = h.chunk(2, -1)
-        act = F.silu(gate) * up  # (TA, I)
+        act = swiglu(h)  # (TA, I)
         for e, a, b in spans:
             torch.mm(act[a:b], down[e].t(), out=ys[a:b])
         inverse = torch.empty_like(order)
@@ -162,10 +161,7 @@ class Experts(torch.autograd.Function):
         for e, a, b in ctx.spans:
             torch.mm(dys[a:b], down[e], out=d_act[a:b])
             torch.mm(dys[a:b].t(), act[a:b], out=d_down[e])
-        gate, up = h.chunk(2, -1)
-        sig = gate.sigmoid()
-        silu = gate * sig
-        dh = torch.cat((d_act * up * (sig + silu * (1 - sig)), d_act * silu), -1)
+        dh = swiglu_backward(h, d_act)
         dxs = torch.empty_like(xs)
         for e, a, b in ctx.spans:
             torch.mm(dh[a:b], gate_up[e], out=dxs[a:b])
@@ -179,15 +175,28 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
 
 
 def rope_tables(positions: Tensor, shape: Shape) -> Rope:
-    """cos, sin (R, 1, D), halves repeated: pairs are (i, i + D/2)."""
+    """cos, sin (R, 1, D / 2)."""
     half = torch.arange(0, shape.head_dim, 2, dtype=torch.float64) / shape.head_dim
     angles = torch.outer(positions.double(), shape.rope_theta**-half)
-    angles = torch.cat((angles, angles), -1).unsqueeze(1)
-    return angles.cos().float(), angles.sin().float()
+    return angles.cos().float().unsqueeze(1), angles.sin().float().unsqueeze(1)
 
 
-def apply_rope(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    return x * cos + torch.cat((-x[..., x.shape[-1] // 2 :], x[..., : x.shape[-1] // 2]), -1) * sin
+def norm_rope(x: Tensor, weight: Tensor, cos: Tensor, sin: Tensor, eps: float) -> Tensor:
+    """Per-head norm, then rotation of the pairs (i, i + D/2). x (R, N, D); cos, sin (R, 1, D / 2)."""
+    first, second = rms_norm(x, weight, eps).chunk(2, -1)
+    return torch.cat((first * cos - second * sin, second * cos + first * sin), -1)
+
+
+def swiglu(h: Tensor) -> Tensor:
+    gate, up = h.chunk(2, -1)
+    return F.silu(gate) * up
+
+
+def swiglu_backward(h: Tensor, d_act: Tensor) -> Tensor:
+    gate, up = h.chunk(2, -1)
+    sig = gate.sigmoid()
+    silu = gate * sig
+    return torch.cat((d_act * up * (sig + silu * (1 - sig)), d_act * silu), -1)
 
 
 class Packed:
@@ -236,8 +245,8 @@ class Model:
         heads, kv, dim, eps = shape.num_attention_heads, shape.num_key_value_heads, shape.head_dim, shape.rms_norm_eps
         qkv = self.linear(x, torch.cat([weights[f"{name}.{part}_proj"] for part in "qkv"]))
         q, k, v = qkv.view(rows, heads + 2 * kv, dim).split((heads, kv, kv), 1)
-        q = apply_rope(rms_norm(q, weights[f"{name}.q_norm"], eps), *rope)
-        k = apply_rope(rms_norm(k, weights[f"{name}.k_norm"], eps), *rope)
+        q = norm_rope(q, weights[f"{name}.q_norm"], *rope, eps)
+        k = norm_rope(k, weights[f"{name}.k_norm"], *rope, eps)
         return self.linear(packed.attend(q, k, v), weights[f"{name}.o_proj"])
 
     def moe(self, weights: Weights, name: str, x: Tensor) -> tuple[Tensor, Tensor]:

@@ -37,15 +37,15 @@ class Plan:
 
     seed: int = 7
     processes: int = 2
-    steps: int = 4000
-    tokens: int = 1800  # per process and step
+    steps: int = 3000
+    tokens: int = 1200  # per process and step
     rate: float = 3e-3
     warmup: int = 100
     decay_from: float = 0.55  # share of the run after which the rate falls to `floor`
     floor: float = 0.02
     quantize_from: float = 0.65
     balance: float = 0.01
-    copying_steps: int = 500  # share of copying samples falls from 0.6 to 0.03 over these
+    copying_steps: int = 300  # share of copying samples falls from 0.6 to 0.03 over these
 
     def rate_at(self, step: int) -> float:
         progress = step / self.steps
@@ -61,7 +61,7 @@ class Plan:
     def longest(self, step: int) -> int:
         """Most records of one NDJSON sample."""
         progress = step / self.steps
-        return 2 if progress < 0.15 else 4 if progress < 0.6 else 6
+        return 1 if progress < 0.4 else 3 if progress < 0.6 else 5
 
 
 @dataclass(frozen=True, slots=True)
