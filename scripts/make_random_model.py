@@ -85,7 +85,7 @@ def tensors(shape: Shape, kind: Type) -> Iterator[Tensor]:
     """Every tensor of the model in file order."""
     hidden, query, key = shape.hidden, shape.heads * shape.head_dim, shape.kv_heads * shape.head_dim
     branch = (2 * shape.layers) ** -0.5  # what each branch adds to a residual stream of size 1
-    yield Tensor("token_embd.weight", (shape.vocab, hidden), kind, gain=hidden**0.5)
+    yield Tensor("token_embd.weight", (shape.vocab, hidden), kind, gain=2.0 if shape.tied else hidden**0.5)
     for i in range(shape.layers):
         block = f"blk.{i}."
         yield Tensor(block + "attn_norm.weight", (hidden,), Type.F32, None)
