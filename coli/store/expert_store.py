@@ -8,7 +8,7 @@ Called by the one thread that runs the model.
 import sys
 import time
 from collections import deque
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -177,11 +177,7 @@ class ExpertStore:
 
     def _deliver(self, union: _Union) -> Iterator[NDArray[np.int64]]:
         row, base = self.residency[union.layer_idx], union.layer_idx * self.num_experts
-        ready = [e for e in union.plan.expert_ids if row[e]] if union.waiting or self._inflight else None
-        if ready is None:
-            yield np.array(union.plan.expert_ids, np.int64)
-            self._finish(union)
-            return
+        ready = [e for e in union.plan.expert_ids if row[e]]
         awaited = set(union.plan.expert_ids) - set(ready)
         while True:
             if ready:
@@ -189,13 +185,8 @@ class ExpertStore:
                 union.released.update(base + e for e in ready)
             if not awaited:
                 break
-            ready = []
-            while not ready:
-                self._issue(union)
+            while not (ready := self._arrived(union, awaited)):
                 self._receive(union, block=True)
-                while self._receive(union, block=False):
-                    pass
-                ready = sorted(e for e in awaited if row[e])
             awaited.difference_update(ready)
         self._finish(union)
 
@@ -204,12 +195,8 @@ class ExpertStore:
         ids = union.plan.expert_ids
         start = 0
         while start < len(ids):
-            self._issue(union)
-            while self._inflight and self._receive(union, block=False):
-                pass
-            while not row[ids[start]]:
+            while not self._arrived(union, ids[start : start + 1]):
                 self._receive(union, block=True)
-                self._issue(union)
             stop = start
             while stop < len(ids) and row[ids[stop]]:
                 stop += 1
@@ -217,6 +204,14 @@ class ExpertStore:
             union.released.update(base + e for e in ids[start:stop])
             start = stop
         self._finish(union)
+
+    def _arrived(self, union: _Union, expert_ids: Iterable[int]) -> list[int]:
+        """Which of them are resident, ascending, after all that can be done without waiting."""
+        while self._inflight and self._receive(union, block=False):
+            pass
+        self._issue(union)
+        row = self.residency[union.layer_idx]
+        return sorted(e for e in expert_ids if row[e])
 
     def _issue(self, union: _Union) -> None:
         """Submit the reads whose places are free or can be freed now."""

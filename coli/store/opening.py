@@ -88,7 +88,8 @@ def open_store(
 def choose_mode(paths: Iterable[Path], everything_fits: bool) -> IoMode:
     """`auto`: views when every record fits and the files are in memory already or small, else direct reads.
 
-    Views of a small file leave it cached for the next run; for a large one that is not worth its first reading. On tmpfs the files are memory: slots would hold the bytes twice. A refusal of direct reads is found and told when
+    Views of a small file leave it cached for the next run; for a large one that is not worth its slow first reading.
+    On tmpfs the files are memory: slots would hold the bytes twice. A refusal of direct reads is found and told when
     the files are opened for them.
     """
     paths = list(paths)
@@ -116,13 +117,9 @@ def cached_share(paths: Iterable[Path]) -> float:
 
 def _cliff(plan: PoolPlan, layers: int, num_experts_per_tok: int) -> str:
     slots = sum(pool.slots for pool in plan.pool_sizes)
-    how = (
-        f"each layer keeps {slots // max(1, len(plan.pool_sizes))} experts of its own"
-        if plan.per_layer
-        else "nearly every expert is read again for every token"
-    )
     return (
         f"memory: {megabytes(plan.capacity_bytes)} for experts are less than one token uses "
-        f"({layers} layers x {num_experts_per_tok} experts = {megabytes(plan.cycle_bytes)}): {how}; "
-        f"{megabytes(plan.cycle_bytes - plan.capacity_bytes)} more would let the cache work"
+        f"({layers} layers x {num_experts_per_tok} experts = {megabytes(plan.cycle_bytes)}): a layer finds "
+        f"{slots / max(1, layers):.1f} of its experts at most; {megabytes(plan.cycle_bytes - plan.capacity_bytes)} "
+        "more would hold a whole token"
     )

@@ -1,7 +1,7 @@
 """Eviction orders: which resident key of a pool goes first. Pure; used by the engine's store and by the replay.
 
-Each order keeps one stamp per key, larger is safer, and a lazy heap of lower bounds: a touch is O(1), an eviction
-O(log n) amortised. `LruOrder` is what the engine runs; the others are there to be compared with it.
+Each order keeps one stamp per key, larger is safer, and lazy heaps of lower bounds: a touch is O(1), an eviction
+O(layers + log n) amortised. `LruOrder` is what the engine runs; the others are there to be compared with it.
 """
 
 import heapq
@@ -18,8 +18,11 @@ class EvictionOrder(Protocol):
 
     def keys(self) -> Iterable[int]: ...
 
-    def begin_request(self, *, scan: bool, speculative: bool) -> None:
-        """A union follows. `scan`: of a prefill flood; `speculative`: `demote` may have to undo its effect."""
+    def begin_request(self, layer_idx: int, *, scan: bool, speculative: bool) -> None:
+        """A union of that layer follows.
+
+        `scan`: it belongs to a prefill flood; `speculative`: `demote` may have to undo its effect.
+        """
         ...
 
     def end_request(self) -> None: ...
@@ -32,8 +35,8 @@ class EvictionOrder(Protocol):
         """A resident key is used again."""
         ...
 
-    def touch_all(self, keys: Sequence[int]) -> None:
-        """Resident keys are used again, outside of a request, one after the other."""
+    def touch_all(self, layer_idx: int, keys: Sequence[int]) -> None:
+        """A decode union of that layer used these resident keys and needs nothing else."""
         ...
 
     def victim(self, keep: AbstractSet[int]) -> int | None:
@@ -91,23 +94,36 @@ class StampHeap:
         self._bench.pop(key, None)
         return True
 
-    def pop_least(self, keep: AbstractSet[int] = frozenset()) -> int | None:
-        """Remove and return the key of the least stamp outside `keep`; None: there is none."""
+    def floor(self) -> float:
+        """A lower bound of every stamp outside the bench; infinite when there is none."""
+        return self._heap[0][0] if self._heap else math.inf
+
+    def settle_least(self, keep: AbstractSet[int]) -> float:
+        """Make the bound exact: the least stamp outside `keep`, infinite when there is none."""
         heap, stamps, entries = self._heap, self.stamps, self._entry
         while heap:
-            entry, key = heapq.heappop(heap)
+            entry, key = heap[0]
             if entries.get(key) != entry:
+                heapq.heappop(heap)
                 continue
             stamp = stamps[key]
             if stamp != entry:
                 entries[key] = stamp
-                heapq.heappush(heap, (stamp, key))
+                heapq.heapreplace(heap, (stamp, key))
             elif key in keep:
                 self._bench[key] = entry
+                heapq.heappop(heap)
             else:
-                del stamps[key], entries[key]
-                return key
-        return None
+                return entry
+        return math.inf
+
+    def pop_least(self, keep: AbstractSet[int] = frozenset()) -> int | None:
+        """Remove and return the key of the least stamp outside `keep`; None: there is none."""
+        if self.settle_least(keep) == math.inf:
+            return None
+        _, key = heapq.heappop(self._heap)
+        del self.stamps[key], self._entry[key]
+        return key
 
     def release(self, key: int) -> None:
         entry = self._bench.pop(key, None)
@@ -121,23 +137,141 @@ class StampHeap:
 
 
 class LruOrder:
-    """Least recently used first; prefill floods enter a cold zone below everything that decoding used."""
+    """Least recently used first, in visits of the layer; prefill floods enter a cold zone below all that decoding used.
 
-    def __init__(self, slots: int) -> None:
+    Every token walks through all layers, so by the clock the oldest keys are those of the layers that come next: the
+    worst ones to lose. What counts instead is how often a key's layer has been visited since the key was used; of equal
+    ones, those of the layer visited last go first, since theirs is the longest way round.
+    """
+
+    visits_per_unit = 1.0  # visits of a layer after which an unused key has lost one unit of its stamp
+
+    def __init__(self, slots: int, num_experts: int) -> None:
+        self._num_experts = num_experts
+        self._heaps: dict[int, StampHeap] = {}
+        self._visits: dict[int, int] = {}
+        self._layer_idx = 0
+        self._clock = 0  # of floods
+        self._scan = False
+        self._speculative = False
+        self._before: dict[int, float] = {}
+
+    def __contains__(self, key: int) -> bool:
+        heap = self._heaps.get(key // self._num_experts)
+        return heap is not None and key in heap.stamps
+
+    def keys(self) -> Iterable[int]:
+        return [key for heap in self._heaps.values() for key in heap.stamps]
+
+    def begin_request(self, layer_idx: int, *, scan: bool, speculative: bool) -> None:
+        self._scan, self._speculative = scan, speculative
+        self._visit(layer_idx, 0 if scan else 1)
+
+    def end_request(self) -> None:
+        for heap in self._heaps.values():
+            heap.release_all()
+
+    def admit(self, key: int, rows: int) -> None:
+        self._clock += 1
+        self._heaps[self._layer_idx].set(key, cold_stamp(rows, self._clock) if self._scan else self._used(None))
+
+    def touch(self, key: int, rows: int) -> None:
+        heap = self._heaps[self._layer_idx]
+        old = heap.stamps[key]
+        if self._scan:
+            self._clock += 1
+            if old < 0:
+                heap.set(key, max(old, cold_stamp(rows, self._clock)))
+            return
+        if self._speculative:
+            self._before[key] = old
+        heap.stamps[key] = self._used(old)  # only ever raised: the heap need not hear of it
+
+    def touch_all(self, layer_idx: int, keys: Sequence[int]) -> None:
+        self._visit(layer_idx, 1)
+        self._heaps[layer_idx].stamps.update(dict.fromkeys(keys, self._used(None)))
+
+    def victim(self, keep: AbstractSet[int]) -> int | None:
+        while True:
+            least, found, found_idx = math.inf, None, 0
+            for layer_idx, heap in self._heaps.items():
+                floor = heap.floor()
+                if 0 <= floor < math.inf:
+                    floor -= self._visits[layer_idx] / self.visits_per_unit
+                if floor < least or (floor == least and self._farther(layer_idx, found_idx)):
+                    least, found, found_idx = floor, heap, layer_idx
+            if found is None:
+                return None
+            bound = found.floor()
+            if found.settle_least(keep) == bound:
+                return found.pop_least(keep)
+
+    def release(self, key: int) -> None:
+        self._heaps[self._layer_idx].release(key)
+
+    def discard(self, key: int) -> bool:
+        heap = self._heaps.get(key // self._num_experts)
+        return heap is not None and heap.discard(key)
+
+    def demote(self, keys: Iterable[int]) -> None:
+        for key in keys:
+            if key in self:
+                self._heaps[key // self._num_experts].set(key, self._before.get(key, cold_stamp(0, self._clock)))
+
+    def settled(self) -> None:
+        self._before.clear()
+
+    def _visit(self, layer_idx: int, count: int) -> None:
+        if layer_idx not in self._heaps:
+            self._heaps[layer_idx], self._visits[layer_idx] = StampHeap(), 0
+        self._visits[layer_idx] += count
+        self._layer_idx = layer_idx
+
+    def _farther(self, layer_idx: int, other_idx: int) -> bool:
+        """Whether a layer's next visit is farther than another's; nearest is the current one: its union is in use."""
+        passed, other_passed = layer_idx < self._layer_idx, other_idx < self._layer_idx
+        return layer_idx > other_idx if passed == other_passed else passed
+
+    def _used(self, old: float | None) -> float:
+        """Stamp of a key used in this visit whose stamp was `old`; None: any, or admitted now."""
+        return self._visits[self._layer_idx]
+
+
+class LfruOrder(LruOrder):
+    """Frequency and recency in one number (LRFU, Lee et al. 2001): a use counts 1 and halves every four visits.
+
+    The stamp is log2(sum of 2^(visit of use / 4)), so that stamps need no ageing.
+    """
+
+    visits_per_unit = 4.0
+
+    def touch_all(self, layer_idx: int, keys: Sequence[int]) -> None:
+        self.begin_request(layer_idx, scan=False, speculative=False)
+        for key in keys:
+            self.touch(key, 1)
+
+    def _used(self, old: float | None) -> float:
+        now = self._visits[self._layer_idx] / self.visits_per_unit
+        return now if old is None or old < 0 else now + math.log2(1.0 + 2.0 ** (old - now))
+
+
+class ClockOrder:
+    """Textbook LRU: the key whose last use lies farthest back goes first, whatever its layer."""
+
+    def __init__(self, slots: int, num_experts: int) -> None:
         self._heap = StampHeap()
-        self._stamps = self._heap.stamps
         self._clock = 0
         self._scan = False
         self._speculative = False
         self._before: dict[int, float] = {}
 
     def __contains__(self, key: int) -> bool:
-        return key in self._stamps
+        return key in self._heap.stamps
 
     def keys(self) -> Iterable[int]:
-        return self._stamps.keys()
+        return self._heap.stamps.keys()
 
-    def begin_request(self, *, scan: bool, speculative: bool) -> None:
+    def begin_request(self, layer_idx: int, *, scan: bool, speculative: bool) -> None:
         self._scan, self._speculative = scan, speculative
 
     def end_request(self) -> None:
@@ -145,23 +279,23 @@ class LruOrder:
 
     def admit(self, key: int, rows: int) -> None:
         self._clock += 1
-        self._heap.set(key, cold_stamp(rows, self._clock) if self._scan else self._warm(None))
+        self._heap.set(key, cold_stamp(rows, self._clock) if self._scan else self._clock)
 
     def touch(self, key: int, rows: int) -> None:
         self._clock += 1
-        old = self._stamps[key]
+        old = self._heap.stamps[key]
         if self._scan:
             if old < 0:
                 self._heap.set(key, max(old, cold_stamp(rows, self._clock)))
             return
         if self._speculative:
             self._before[key] = old
-        self._stamps[key] = self._warm(old)  # only ever raised: the heap need not hear of it
+        self._heap.set(key, self._clock)
 
-    def touch_all(self, keys: Sequence[int]) -> None:
-        first = self._clock + 1
-        self._clock += len(keys)
-        self._stamps.update(zip(keys, range(first, first + len(keys)), strict=True))
+    def touch_all(self, layer_idx: int, keys: Sequence[int]) -> None:
+        self.begin_request(layer_idx, scan=False, speculative=False)
+        for key in keys:
+            self.touch(key, 1)
 
     def victim(self, keep: AbstractSet[int]) -> int | None:
         return self._heap.pop_least(keep)
@@ -174,54 +308,26 @@ class LruOrder:
 
     def demote(self, keys: Iterable[int]) -> None:
         for key in keys:
-            if key in self._stamps:
+            if key in self:
                 self._heap.set(key, self._before.get(key, cold_stamp(0, self._clock)))
 
     def settled(self) -> None:
         self._before.clear()
 
-    def _warm(self, old: float | None) -> float:
-        """Stamp of a key used now whose stamp was `old`; None: admitted now."""
-        return self._clock
 
-
-class _OneByOne(LruOrder):
-    """Orders whose touches depend on each other."""
-
-    def touch_all(self, keys: Sequence[int]) -> None:
-        self.begin_request(scan=False, speculative=False)
-        for key in keys:
-            self.touch(key, 1)
-
-
-class LfruOrder(_OneByOne):
-    """Frequency and recency in one number (LRFU, Lee et al. 2001): a use counts 1 and halves every `half_life` uses.
-
-    The stamp is log2(sum of 2^(time of use / half_life)), so that stamps need no ageing.
-    """
-
-    def __init__(self, slots: int, half_life: float | None = None) -> None:
-        super().__init__(slots)
-        self._half_life = half_life if half_life is not None else 4.0 * slots
-
-    def _warm(self, old: float | None) -> float:
-        now = self._clock / self._half_life
-        return now if old is None or old < 0 else now + math.log2(1.0 + 2.0 ** (old - now))
-
-
-class SlruOrder(_OneByOne):
+class SlruOrder(ClockOrder):
     """Segmented LRU: a second use protects; four fifths of the slots at most are protected."""
 
-    def __init__(self, slots: int) -> None:
-        super().__init__(slots)
+    def __init__(self, slots: int, num_experts: int) -> None:
+        super().__init__(slots, num_experts)
         self._most = slots * 4 // 5
         self._protected = StampHeap()
 
     def __contains__(self, key: int) -> bool:
-        return key in self._stamps or key in self._protected.stamps
+        return key in self._heap.stamps or key in self._protected.stamps
 
     def keys(self) -> Iterable[int]:
-        return [*self._stamps, *self._protected.stamps]
+        return [*self._heap.stamps, *self._protected.stamps]
 
     def end_request(self) -> None:
         self._heap.release_all()
@@ -229,13 +335,12 @@ class SlruOrder(_OneByOne):
 
     def touch(self, key: int, rows: int) -> None:
         if self._scan or self._most == 0:
-            if key in self._stamps:
+            if key in self._heap.stamps:
                 super().touch(key, rows)
             return
         self._clock += 1
-        old = self._protected.stamps.get(key, self._stamps.get(key))
-        if self._speculative and old is not None:
-            self._before[key] = old if key in self._stamps else math.inf
+        if self._speculative:
+            self._before[key] = self._heap.stamps.get(key, math.inf)  # inf: was protected already
         self._heap.discard(key)
         self._protected.set(key, self._clock)
         if len(self._protected.stamps) > self._most:
@@ -257,6 +362,6 @@ class SlruOrder(_OneByOne):
 
     def demote(self, keys: Iterable[int]) -> None:
         for key in keys:
-            if key in self and self._before.get(key) != math.inf:  # inf: was protected already, stays
+            if key in self and self._before.get(key) != math.inf:
                 self._protected.discard(key)
                 self._heap.set(key, self._before.get(key, cold_stamp(0, self._clock)))

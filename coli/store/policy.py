@@ -7,7 +7,6 @@ A key is `layer_idx * num_experts + expert_id`. Called by the one thread that ru
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
-from itertools import groupby
 from typing import NamedTuple
 
 import numpy as np
@@ -91,18 +90,18 @@ class ResidencyPolicy:
         pool_sizes: Sequence[PoolSize],
         *,
         pinned: Iterable[int] = (),
-        order: Callable[[int], EvictionOrder] = LruOrder,
+        order: Callable[[int, int], EvictionOrder] = LruOrder,
     ) -> None:
         """
         Args:
             pool_of_layer: (L,) index into `pool_sizes`, None for a layer without routed experts.
             pool_sizes: places of each pool; pinned experts need none of them.
             pinned: keys that are always resident.
-            order: makes the eviction order of a pool from its slots.
+            order: makes the eviction order of a pool from its slots and num_experts.
         """
         self.num_layers = num_layers
         self.num_experts = num_experts
-        self.pools = [Pool(size.slots, size.transient_slots, order(size.slots)) for size in pool_sizes]
+        self.pools = [Pool(size.slots, size.transient_slots, order(size.slots, num_experts)) for size in pool_sizes]
         self.pinned = frozenset(pinned)
         self._counts = UnionCounts()
         self.prefill_counts = UnionCounts()
@@ -214,18 +213,13 @@ class ResidencyPolicy:
             return
         noted = self._forward[-self._untold :]
         self._untold = 0
-        for pool_idx, group in groupby(noted, lambda union: self.pool_of_layer[union[0]]):
-            assert pool_idx is not None
-            unions = np.sort(np.concatenate([keys for _, keys in group]), axis=1)
-            touched = unions.ravel().tolist()
-            pins = 0
-            if self.pinned:
-                evictable = [key for key in touched if key not in self.pinned]
-                pins, touched = len(touched) - len(evictable), evictable
-            self.pools[pool_idx].order.touch_all(touched)
-            self._counts.unions += len(unions)
-            self._counts.pinned_hits += pins
-            self._counts.hits += pins + len(touched)
+        unions = np.sort(np.concatenate([keys for _, keys in noted]), axis=1).tolist()
+        for (layer_idx, _), union in zip(noted, unions, strict=True):
+            touched = [key for key in union if key not in self.pinned] if self.pinned else union
+            self._order(layer_idx).touch_all(layer_idx, touched)
+            self._counts.pinned_hits += len(union) - len(touched)
+            self._counts.hits += len(union)
+        self._counts.unions += len(unions)
 
     def _order(self, layer_idx: int) -> EvictionOrder:
         pool = self.pool_of_layer[layer_idx]
@@ -242,7 +236,7 @@ class ResidencyPolicy:
         assert pool_idx is not None, f"layer {layer_idx} has no experts"
         pool = self.pools[pool_idx]
         order = pool.order
-        order.begin_request(scan=prefill, speculative=speculative)
+        order.begin_request(layer_idx, scan=prefill, speculative=speculative)
         counts = self.prefill_counts if prefill else self._counts
         admissions: list[Admission] = []
         dropped: list[int] = []

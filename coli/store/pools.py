@@ -1,7 +1,7 @@
 """How many expert records stay in memory, and which layers share their places: arithmetic, before any byte is taken.
 
-Above the cliff (one token's cycle, layers x experts_per_tok x record) all layers share one LRU. Below it such an LRU
-never hits, since every record leaves before its layer comes round again: each layer then keeps places of its own.
+All layers share one pool per record size: the eviction order counts visits of a layer, so that layers do not push each
+other out even below the cliff (one token's cycle, layers x experts_per_tok x record), where a textbook LRU never hits.
 """
 
 from collections.abc import Collection, Mapping
@@ -41,7 +41,7 @@ def plan_pools(
     capacity_bytes: int,
     *,
     cap: int | None = None,
-    per_layer: bool | None = None,
+    per_layer: bool = False,
     pinned: Collection[int] = (),
     prefetch_slots: int = 0,
 ) -> PoolPlan:
@@ -50,7 +50,7 @@ def plan_pools(
     Args:
         record_bytes: by layer index, of the layers that have routed experts.
         cap: places per layer at most (CAP); the layers then share nothing.
-        per_layer: whether each layer keeps places of its own; None: below the cliff.
+        per_layer: give each layer an equal share of its own, for comparison.
         pinned: keys that get a place each, outside of the pools.
 
     Raises:
@@ -65,8 +65,7 @@ def plan_pools(
     total_bytes = sum(size * count for size, count in unpinned.items())
     room = capacity_bytes - pinned_bytes
     everything = cap is None and room >= total_bytes + prefetch_slots * sum(sizes)
-    apart = room < cycle if per_layer is None else per_layer
-    apart = not everything and (cap is not None or apart)
+    apart = not everything and (cap is not None or per_layer)
 
     pool_of_layer: list[int | None] = [None] * num_layers
     pools: list[PoolSize] = []

@@ -11,13 +11,18 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from coli.store.orders import EvictionOrder, LfruOrder, LruOrder, SlruOrder
+from coli.store.orders import ClockOrder, EvictionOrder, LfruOrder, LruOrder, SlruOrder
 from coli.store.pins import most_used
 from coli.store.policy import ResidencyPolicy
 from coli.store.pools import plan_pools
 from coli.tools.trace import Commit, HitCounts, Setup, Trace, Union
 
-ORDERS: Mapping[str, Callable[[int], EvictionOrder]] = {"lru": LruOrder, "slru": SlruOrder, "lfru": LfruOrder}
+ORDERS: Mapping[str, Callable[[int, int], EvictionOrder]] = {
+    "lru": LruOrder,
+    "lfru": LfruOrder,
+    "clock": ClockOrder,
+    "slru": SlruOrder,
+}
 POLICIES = (*ORDERS, "pinned", "belady")
 _PINNED_SHARE = 0.5
 
@@ -38,7 +43,7 @@ class Replay:
         return self.bytes_read / max(1, self.tokens)
 
 
-def replay_setup(trace: Trace, setup: Setup, order: Callable[[int], EvictionOrder] = LruOrder) -> HitCounts:
+def replay_setup(trace: Trace, setup: Setup, order: Callable[[int, int], EvictionOrder] = LruOrder) -> HitCounts:
     """Hit counts of a setup from a cold start; of the trace's own setup: what the run counted."""
     return _drive(_policy(trace, setup, order), trace, 0)[0]
 
@@ -49,13 +54,14 @@ def replay(
     capacity_bytes: int,
     *,
     cap: int | None = None,
-    per_layer: bool | None = None,
+    per_layer: bool = False,
     pinned: Collection[int] = (),
     warmup: float = 0.0,
 ) -> Replay:
     """Simulate `policy` (of POLICIES) with `capacity_bytes` for experts.
 
     Args:
+        cap, per_layer: places of each layer's own, as in `plan_pools`.
         pinned: keys; empty with policy "pinned": the most used of the warm-up, in half the capacity.
         warmup: share of the trace's events that fills the cache and is not counted.
 
@@ -73,7 +79,7 @@ def replay(
         model.num_experts_per_tok,
         capacity_bytes,
         cap=cap,
-        per_layer=False if policy == "belady" else per_layer,
+        per_layer=per_layer,
         pinned=pinned,
     )
     setup = Setup(plan.pool_of_layer, plan.pool_sizes, tuple(pinned))
@@ -92,7 +98,7 @@ def compare(
     return [replay(trace, policy, capacity, warmup=warmup) for capacity in capacities for policy in policies]
 
 
-def _policy(trace: Trace, setup: Setup, order: Callable[[int], EvictionOrder]) -> ResidencyPolicy:
+def _policy(trace: Trace, setup: Setup, order: Callable[[int, int], EvictionOrder]) -> ResidencyPolicy:
     model = trace.model
     return ResidencyPolicy(
         model.num_layers, model.num_experts, setup.pool_of_layer, setup.pool_sizes, pinned=setup.pinned, order=order

@@ -39,7 +39,7 @@ def make_store(
     notices: list[str] | None = None,
     wrap: Callable[[RecordPlaces], RecordPlaces] = lambda places: places,
     pinned: tuple[int, ...] = (),
-    order: Callable[[int], EvictionOrder] = LruOrder,
+    order: Callable[[int, int], EvictionOrder] = LruOrder,
     reader_threads: int = 2,
     prefetch_slots: int = 0,
     trace: TraceSink | None = None,

@@ -77,7 +77,7 @@ def test_the_cliff_is_named_once(tmp_path: Path) -> None:
     opened(layouts, CYCLE - 1, notices).close()
     assert len(notices) == 1
     assert "5 layers x 4 experts" in notices[0]
-    assert "each layer keeps 2 experts" in notices[0]
+    assert "finds 3.8 of its experts" in notices[0]
 
 
 def test_auto_takes_views_when_all_is_cached_and_fits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -115,14 +115,15 @@ def test_usage_is_handed_over_once(tmp_path: Path) -> None:
     store.close()
 
 
-def test_layers_share_below_the_cliff_nothing_and_above_it_everything() -> None:
+def test_places_are_shared_unless_cap_divides_them() -> None:
     sizes = dict.fromkeys(range(L), RECORD_BYTES)
-    below = plan_pools(sizes, L, E, A, (CYCLE - 2) * RECORD_BYTES)
-    assert below.per_layer
-    assert below.pool_sizes == tuple(PoolSize(2, OVERLAP) for _ in range(L))
-    above = plan_pools(sizes, L, E, A, CYCLE * RECORD_BYTES)
-    assert above.pool_sizes == (PoolSize(CYCLE),)
-    for plan in (below, above):
+    assert plan_pools(sizes, L, E, A, 18 * RECORD_BYTES).pool_sizes == (PoolSize(18),)
+    for plan in (
+        plan_pools(sizes, L, E, A, 18 * RECORD_BYTES, per_layer=True),
+        plan_pools(sizes, L, E, A, 40 * RECORD_BYTES, cap=2),
+    ):
+        assert plan.per_layer
+        assert plan.pool_sizes == tuple(PoolSize(2, OVERLAP) for _ in range(L))
         assert plan.nbytes <= plan.capacity_bytes
 
 
