@@ -28,8 +28,9 @@ SETTINGS = ("threads", "quiet", "color", "debug")
 def command(
     source: Path, target: Path, quant: str | None, experts: str | None, dense: str | None, **flags: Any
 ) -> None:
-    """Convert the Hugging Face model folder SRC into the container folder DST.
+    """Convert SRC, a Hugging Face model folder or a GGUF file, into the container folder DST.
 
+    Without options, Q4_0 and Q8_0 weights of a GGUF file stay as they are.
     An interrupted conversion goes on where it stopped when the same command is given again. SRC is never changed.
     """
     settings = resolve(flags, names=SETTINGS)

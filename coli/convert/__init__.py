@@ -8,6 +8,7 @@ from pathlib import Path
 from coli.convert.conversion import Notice, Progress
 from coli.convert.hf import convert_hf
 from coli.convert.options import ConvertOptions, ConvertReport
+from coli.errors import OptionError
 
 __all__ = ["ConvertOptions", "ConvertReport", "Notice", "Progress", "convert"]
 
@@ -19,8 +20,21 @@ def convert(
 
     `notice` gets whole lines; `progress` gets source bytes done and in all, from the calling thread.
     """
-    if src.suffix == ".gguf" and not src.is_dir():
+    if _is_gguf(src):
         from coli.convert.gguf import convert_gguf  # the gguf package takes a while to import
 
         return convert_gguf(src, dst, options, notice, progress)
+    files = sorted(path.name for path in src.glob("*.gguf")) if src.is_dir() else []
+    if files and not (src / "config.json").exists():
+        raise OptionError(f"{src}: a folder of GGUF files; give one of them: {', '.join(files[:8])}")
     return convert_hf(src, dst, options, notice, progress)
+
+
+def _is_gguf(path: Path) -> bool:
+    """By name, or by its first bytes where a download has another name."""
+    if path.suffix == ".gguf":
+        return not path.is_dir()
+    if not path.is_file():
+        return False
+    with path.open("rb") as file:
+        return file.read(4) == b"GGUF"

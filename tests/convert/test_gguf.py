@@ -314,6 +314,18 @@ def test_the_source_is_described_without_its_folder(tmp_path: Path, run: Run):
     assert str(tmp_path) not in text
 
 
+def test_a_gguf_file_is_known_by_its_first_bytes(tmp_path: Path, run: Run):
+    run(write_fixture(tmp_path / "sha256-1234", "qwen3-base"))
+    assert json.loads((tmp_path / "model" / "coli.json").read_text())["source"]["format"] == "gguf"
+
+
+def test_a_folder_of_gguf_files_asks_for_one_of_them(tmp_path: Path, run: Run):
+    folder = tmp_path / "files"
+    folder.mkdir()
+    write_fixture(folder / "m.gguf", "qwen3-base")
+    refuse(run, folder, OptionError, "give one of them: m.gguf")
+
+
 def test_a_file_that_is_not_there(tmp_path: Path, run: Run):
     refuse(run, tmp_path / "m.gguf", OptionError, "no such file")
 
