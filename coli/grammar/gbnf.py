@@ -305,7 +305,8 @@ class _Parser:
             self._position = match.end()
             return letter, value
         if letter not in _PLAIN_ESCAPES or not letter:
-            shown = f"\\{letter}" if letter else "a backslash at the end of the file"
+            shown = f"\\{letter}" if letter.isprintable() else f"a backslash before {letter!r}"
+            shown = shown if letter else "a backslash at the end of the file"
             self._fail(position, f"expected one of {_ALLOWED_ESCAPES} in this {where}, found {shown}")
         self._position += 2
         return letter, _PLAIN_ESCAPES[letter]

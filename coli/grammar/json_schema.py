@@ -26,19 +26,12 @@ from coli.grammar.json_text import (
 )
 from coli.grammar.pattern import UnusablePattern, pattern_to_gbnf
 from coli.grammar.schema_parts import BOUNDS, bounded_integer, bounded_number, choice, items_body, members_body, times
-from coli.grammar.schema_tree import MAX_NESTING, Schema, SchemaTree, merge_schemas
+from coli.grammar.schema_tree import ANNOTATIONS, MAX_NESTING, Schema, SchemaTree, merge_schemas
 
 MAX_PLACES = 20_000  # subschemas compiled, merged ones included
 MAX_LENGTH = 1_000_000
 
 _TYPES = ("object", "array", "string", "number", "integer", "boolean", "null")
-_ANNOTATIONS = frozenset(
-    (
-        *("title", "description", "default", "examples", "example", "deprecated", "readOnly", "writeOnly"),
-        *("$schema", "$id", "id", "$comment", "$defs", "definitions", "$anchor", "$dynamicAnchor", "$vocabulary"),
-        *("contentMediaType", "contentEncoding", "externalDocs", "xml", "discriminator"),
-    )
-)
 _GENERAL = frozenset(("type", "nullable"))
 _KEYWORDS: dict[str, frozenset[str]] = {
     "object": frozenset(("properties", "required", "additionalProperties", "patternProperties", "propertyNames")),
@@ -141,7 +134,7 @@ class _Compiler:
         return "".join(f"{name} ::= {PRIMITIVES[name]}\n" for name in PRIMITIVES if name in needed)
 
     def _leave_out(self, keyword: str, place: str) -> None:
-        self._unused.setdefault(keyword, place)
+        self._unused.setdefault(_printable(keyword), _printable(place))
 
     def _new_name(self, place: str) -> str:
         """A rule name that reminds of the place in the schema."""
@@ -171,7 +164,9 @@ class _Compiler:
             return "value"
         if not isinstance(schema, dict):
             found = json.dumps(schema)[:40]
-            raise GrammarError(f"{self._tree.origin}: {place}: expected a schema (object or boolean), found {found}")
+            raise GrammarError(
+                f"{self._tree.origin}: {_printable(place)}: expected a schema (object or boolean), found {found}"
+            )
         if "$ref" in schema or "$dynamicRef" in schema:
             return self._reference(schema, place, depth)
         if "const" in schema:
@@ -187,7 +182,7 @@ class _Compiler:
 
     def _check_keywords(self, schema: Schema, place: str, handled: Any) -> None:
         for keyword in schema:
-            if keyword not in handled and keyword not in _ANNOTATIONS and not keyword.startswith("x-"):
+            if keyword not in handled and keyword not in ANNOTATIONS and not keyword.startswith("x-"):
                 self._leave_out(keyword, place)
 
     def _reference(self, schema: Schema, place: str, depth: int) -> str:
@@ -196,7 +191,7 @@ class _Compiler:
         if pointer is None:
             self._leave_out(f"{keyword} {str(schema[keyword])[:60]}", place)
             return "value"
-        beside = {key: value for key, value in schema.items() if key != keyword and key not in _ANNOTATIONS}
+        beside = {key: value for key, value in schema.items() if key != keyword and key not in ANNOTATIONS}
         if beside and pointer not in self._merging:
             merged = merge_schemas(self._tree.followed(self._tree.at(pointer)), beside)
             if merged is not None:
@@ -240,7 +235,7 @@ class _Compiler:
 
     def _any_of(self, schema: Schema, keyword: str, place: str, depth: int) -> str:
         base = {key: value for key, value in schema.items() if key != keyword}
-        bare = all(key in _ANNOTATIONS for key in base)
+        bare = all(key in ANNOTATIONS for key in base)
         choices: list[str] = []
         for branch, where in self._branches(schema, keyword, place):
             if bare:
@@ -316,7 +311,7 @@ class _Compiler:
     def _extra_key(self, schema: Schema, declared: Schema, place: str, depth: int) -> str:
         names = self._tree.followed(schema.get("propertyNames", True))
         where = f"{place}/propertyNames"
-        if isinstance(names, dict) and any(key not in _ANNOTATIONS and key != "type" for key in names):
+        if isinstance(names, dict) and any(key not in ANNOTATIONS and key != "type" for key in names):
             return self._value({**names, "type": "string"}, where, depth + 1)
         # Else a declared key would read as a further one as well, and its value would be free.
         key = key_other_than(declared)
@@ -399,6 +394,10 @@ class _Compiler:
         if body is None:
             self._leave_out(next(bound for bound in BOUNDS if bound in schema), place)
         return kind if body in (None, kind) else self._rule(place, str(body))
+
+
+def _printable(text: str) -> str:
+    return "".join(char if char.isprintable() else char.encode("unicode_escape").decode() for char in text)
 
 
 def _escape(key: str) -> str:

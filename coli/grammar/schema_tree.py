@@ -11,6 +11,15 @@ from urllib.parse import unquote
 MAX_NESTING = 64
 MAX_HOPS = 32
 
+# Keywords that allow and forbid nothing.
+ANNOTATIONS = frozenset(
+    (
+        *("title", "description", "default", "examples", "example", "deprecated", "readOnly", "writeOnly"),
+        *("$schema", "$id", "id", "$comment", "$defs", "definitions", "$anchor", "$dynamicAnchor", "$vocabulary"),
+        *("contentMediaType", "contentEncoding", "externalDocs", "xml", "discriminator"),
+    )
+)
+
 Schema = dict[str, Any]
 
 
@@ -108,9 +117,11 @@ def merge_schemas(one: Any, other: Any, depth: int = 0) -> Any:
 
 
 def _merge_keyword(key: str, one: Any, other: Any, depth: int) -> Any:
+    if key in ANNOTATIONS or key.startswith("x-"):
+        return other
     try:
-        if key in ("properties", "patternProperties", "$defs", "definitions"):
-            joined = dict(one)
+        if key in ("properties", "patternProperties"):
+            joined = {**one}
             for name, schema in other.items():
                 joined[name] = merge_schemas(joined[name], schema, depth + 1) if name in joined else schema
                 if joined[name] is None:
@@ -132,8 +143,6 @@ def _merge_keyword(key: str, one: Any, other: Any, depth: int) -> Any:
             return [*one, *other]
     except (TypeError, AttributeError):
         return None
-    if key in ("title", "description", "default", "examples", "$id", "$schema", "$comment"):
-        return other
     return None
 
 

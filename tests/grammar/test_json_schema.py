@@ -231,7 +231,7 @@ def test_empty_type_lists_and_difficult_keys():
     key = 'new\nline "quoted"\ttab\\ é \x7f'
     schema = Schema(closed({key: {"type": []}, "\ud800": {"const": "\x00"}}))
     assert schema.accepts('{"new\\nline \\"quoted\\"\\ttab\\\\ é \x7f":[1],"\\ud800":"\\u0000"}')
-    assert schema.unused == ('type [] (#/properties/new\nline "quoted"\ttab\\ é \x7f)',)
+    assert schema.unused == ('type [] (#/properties/new\\nline "quoted"\\ttab\\ é \\x7f)',)
 
 
 def test_enum_integers_and_request_id():
