@@ -35,7 +35,7 @@ AVX2_NAME, AVX2_FEATURES = (
     "+64bit,+avx,+avx2,+bmi,+bmi2,+cmov,+cx16,+f16c,+fma,+fxsr,+lzcnt,+mmx,+movbe,"
     + ("+pclmul,+popcnt,+sse,+sse2,+sse3,+ssse3,+sse4.1,+sse4.2"),
 )
-SPIN_COUNT = "20000"  # of GNU OpenMP: a waiting worker looks this often (some 100 us) before it sleeps
+SPIN_COUNT = "1000"  # of GNU OpenMP: a waiting worker looks this often (some 10 us) before it gives its processor away
 _WORD, _DOUBLE = struct.Struct("<q"), struct.Struct("<d")
 
 
@@ -83,9 +83,9 @@ def configure(simd: str = "auto", cache_dir: Path | str | None = None, threads: 
     numba.config.NUMBA_NUM_THREADS = max(_state.threads, 1)
     numba.config.LOOP_VECTORIZE = 0  # vectors are written out; automatic ones only cost compile time
     numba.config.CACHE_DIR = str(_choose_cache(cache_dir))
+    os.putenv("GOMP_SPINCOUNT", SPIN_COUNT)  # libgomp reads it once, when the next line loads it
     _state.layer = _choose_layer()
     numba.config.THREADING_LAYER = _state.layer
-    os.putenv("GOMP_SPINCOUNT", SPIN_COUNT)  # read by libgomp when numba loads it with the first launch
     _state.settings = settings
 
 

@@ -80,6 +80,18 @@ def test_configuring_twice_with_other_settings_is_an_error():
         runtime.configure("generic", "elsewhere", 7)
 
 
+def test_waiting_workers_soon_give_their_processor_away():
+    """libgomp reads its environment when it is loaded; its own default (300000) halts a busy machine."""
+    layer = "from coli.kernels import runtime; runtime.configure(); print(runtime.threading_layer())"
+    done = subprocess.run(
+        [sys.executable, "-c", layer], capture_output=True, text=True, timeout=60,
+        env={**os.environ, "OMP_DISPLAY_ENV": "verbose"},
+    )  # fmt: skip
+    if done.stdout.strip() != "omp" or "GOMP_SPINCOUNT" not in done.stderr:
+        pytest.skip("no GNU OpenMP")
+    assert f"GOMP_SPINCOUNT = '{runtime.SPIN_COUNT}'" in done.stderr
+
+
 def test_arguments_keep_integers_and_floats():
     block = runtime.arguments(3, -7, 0.5, 2**62)
     assert block.dtype == np.int64
