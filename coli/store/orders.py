@@ -6,6 +6,7 @@ O(layers + log n) amortised. `LruOrder` is what the engine runs; the others are 
 
 import heapq
 import math
+from bisect import bisect_left, insort
 from collections.abc import Iterable, Sequence
 from collections.abc import Set as AbstractSet
 from typing import Protocol
@@ -74,7 +75,7 @@ class StampHeap:
 
     def __init__(self) -> None:
         self.stamps: dict[int, float] = {}
-        self._heap: list[tuple[float, int]] = []
+        self.heap: list[tuple[float, int]] = []  # heap[0][0] bounds all stamps outside the bench from below
         self._entry: dict[int, float] = {}  # the one heap entry of a key that counts, at most its stamp
         self._bench: dict[int, float] = {}  # entries popped while kept: back into the heap on release
 
@@ -85,7 +86,7 @@ class StampHeap:
         if entry is None or stamp < entry:
             self._bench.pop(key, None)
             self._entry[key] = stamp
-            heapq.heappush(self._heap, (stamp, key))
+            heapq.heappush(self.heap, (stamp, key))
 
     def discard(self, key: int) -> bool:
         if self.stamps.pop(key, None) is None:
@@ -94,13 +95,9 @@ class StampHeap:
         self._bench.pop(key, None)
         return True
 
-    def floor(self) -> float:
-        """A lower bound of every stamp outside the bench; infinite when there is none."""
-        return self._heap[0][0] if self._heap else math.inf
-
     def settle_least(self, keep: AbstractSet[int]) -> float:
         """Make the bound exact: the least stamp outside `keep`, infinite when there is none."""
-        heap, stamps, entries = self._heap, self.stamps, self._entry
+        heap, stamps, entries = self.heap, self.stamps, self._entry
         while heap:
             entry, key = heap[0]
             if entries.get(key) != entry:
@@ -121,18 +118,21 @@ class StampHeap:
         """Remove and return the key of the least stamp outside `keep`; None: there is none."""
         if self.settle_least(keep) == math.inf:
             return None
-        _, key = heapq.heappop(self._heap)
+        _, key = heapq.heappop(self.heap)
         del self.stamps[key], self._entry[key]
         return key
 
-    def release(self, key: int) -> None:
+    def release(self, key: int) -> bool:
+        """Take the key off the bench; False when it was not there."""
         entry = self._bench.pop(key, None)
-        if entry is not None:
-            heapq.heappush(self._heap, (entry, key))
+        if entry is None:
+            return False
+        heapq.heappush(self.heap, (entry, key))
+        return True
 
     def release_all(self) -> None:
         for key, entry in self._bench.items():
-            heapq.heappush(self._heap, (entry, key))
+            heapq.heappush(self.heap, (entry, key))
         self._bench.clear()
 
 
@@ -149,9 +149,13 @@ class LruOrder:
     def __init__(self, slots: int, num_experts: int) -> None:
         self._num_experts = num_experts
         self._heaps: dict[int, StampHeap] = {}
-        self._visits: dict[int, int] = {}
+        self._layers: list[int] = []  # ascending
+        self._now: dict[int, float] = {}  # visits of each layer, in units of stamps
         self._layer_idx = 0
         self._clock = 0  # of floods
+        self._source_idx: int | None = None  # the layer that loses keys until its least reaches `_next`
+        self._next = math.inf
+        self._before_next = False
         self._scan = False
         self._speculative = False
         self._before: dict[int, float] = {}
@@ -168,11 +172,13 @@ class LruOrder:
         self._visit(layer_idx, 0 if scan else 1)
 
     def end_request(self) -> None:
-        for heap in self._heaps.values():
-            heap.release_all()
+        self._heaps[self._layer_idx].release_all()  # only members of the union are ever kept
+        self._source_idx = None
 
     def admit(self, key: int, rows: int) -> None:
-        self._clock += 1
+        if self._scan:
+            self._clock += 1
+            self._source_idx = None
         self._heaps[self._layer_idx].set(key, cold_stamp(rows, self._clock) if self._scan else self._used(None))
 
     def touch(self, key: int, rows: int) -> None:
@@ -193,21 +199,17 @@ class LruOrder:
 
     def victim(self, keep: AbstractSet[int]) -> int | None:
         while True:
-            least, found, found_idx = math.inf, None, 0
-            for layer_idx, heap in self._heaps.items():
-                floor = heap.floor()
-                if 0 <= floor < math.inf:
-                    floor -= self._visits[layer_idx] / self.visits_per_unit
-                if floor < least or (floor == least and self._farther(layer_idx, found_idx)):
-                    least, found, found_idx = floor, heap, layer_idx
-            if found is None:
+            if self._source_idx is not None:
+                heap = self._heaps[self._source_idx]
+                left = self._left(self._source_idx, heap.settle_least(keep))
+                if left < self._next or (left == self._next and self._before_next):
+                    return heap.pop_least(keep)
+            if not self._choose_source():
                 return None
-            bound = found.floor()
-            if found.settle_least(keep) == bound:
-                return found.pop_least(keep)
 
     def release(self, key: int) -> None:
-        self._heaps[self._layer_idx].release(key)
+        if self._heaps[self._layer_idx].release(key):
+            self._source_idx = None
 
     def discard(self, key: int) -> bool:
         heap = self._heaps.get(key // self._num_experts)
@@ -223,18 +225,42 @@ class LruOrder:
 
     def _visit(self, layer_idx: int, count: int) -> None:
         if layer_idx not in self._heaps:
-            self._heaps[layer_idx], self._visits[layer_idx] = StampHeap(), 0
-        self._visits[layer_idx] += count
+            self._heaps[layer_idx], self._now[layer_idx] = StampHeap(), 0.0
+            insort(self._layers, layer_idx)
+        self._now[layer_idx] += count / self.visits_per_unit
         self._layer_idx = layer_idx
+        self._source_idx = None
 
-    def _farther(self, layer_idx: int, other_idx: int) -> bool:
-        """Whether a layer's next visit is farther than another's; nearest is the current one: its union is in use."""
-        passed, other_passed = layer_idx < self._layer_idx, other_idx < self._layer_idx
-        return layer_idx > other_idx if passed == other_passed else passed
+    def _left(self, layer_idx: int, stamp: float) -> float:
+        """What is left of a stamp now: minus the visits since the use; cold ones are left as they are."""
+        return stamp - self._now[layer_idx] if stamp >= 0 else stamp
+
+    def _choose_source(self) -> bool:
+        """Find the layer to evict from, by bounds, and up to which stamp it stays the one; False: nothing is left."""
+        here = bisect_left(self._layers, self._layer_idx)
+        # The farthest next visit first, so that the first of equals wins; nearest is the current layer, in use now.
+        farthest_first = self._layers[:here][::-1] + self._layers[here:][::-1]
+        least = following = math.inf
+        source_at = following_at = -1
+        for at, layer_idx in enumerate(farthest_first):
+            heap = self._heaps[layer_idx].heap
+            if not heap:
+                continue
+            left = heap[0][0]
+            if left >= 0:
+                left -= self._now[layer_idx]
+            if left < least:
+                following, following_at = least, source_at
+                least, source_at = left, at
+            elif left < following:
+                following, following_at = left, at
+        self._source_idx = farthest_first[source_at] if source_at >= 0 else None
+        self._next, self._before_next = following, source_at < following_at
+        return source_at >= 0
 
     def _used(self, old: float | None) -> float:
         """Stamp of a key used in this visit whose stamp was `old`; None: any, or admitted now."""
-        return self._visits[self._layer_idx]
+        return self._now[self._layer_idx]
 
 
 class LfruOrder(LruOrder):
@@ -251,7 +277,7 @@ class LfruOrder(LruOrder):
             self.touch(key, 1)
 
     def _used(self, old: float | None) -> float:
-        now = self._visits[self._layer_idx] / self.visits_per_unit
+        now = self._now[self._layer_idx]
         return now if old is None or old < 0 else now + math.log2(1.0 + 2.0 ** (old - now))
 
 
