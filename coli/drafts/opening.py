@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
-from coli.drafts.base import DraftSource, Notice, PausingGuard, PermanentGuard
+from coli.drafts.base import DraftSource, Notice, PausingGuard
 from coli.drafts.corpus import LABEL, CorpusSource, SpanIndex, open_corpus
 from coli.drafts.merge import MergedSources
 from coli.drafts.ngram import NgramSource
 from coli.errors import OptionError
 
 if TYPE_CHECKING:
+    from coli.drafts.grammar import GrammarLibrary
     from coli.drafts.graph import GraphOptions
     from coli.drafts.ngram_index import NgramIndex
 
@@ -55,6 +56,8 @@ class DraftTokenizer(Protocol):
     def encode(self, text: str) -> Sequence[int]: ...
     def token_bytes(self, token_id: int) -> bytes: ...
     def id_of(self, text: str | None) -> int | None: ...
+    @property
+    def special_tokens(self) -> Mapping[str, str]: ...
 
 
 class SourceLibrary:
@@ -74,6 +77,7 @@ class SourceLibrary:
         self._tokenizer = tokenizer
         self._corpora: dict[Path, tuple[tuple[int, int], SpanIndex]] = {}
         self._graphs: dict[Path, tuple[tuple[int, int] | None, NgramIndex]] = {}
+        self._grammars: GrammarLibrary | None = None
 
     def sources(self, settings: DraftSettings, *, seed: int = 0, graph: GraphOptions | None = None) -> MergedSources:
         """Fresh sources for one response. Raises CorpusError for a malformed or foreign corpus or graph.
@@ -97,29 +101,23 @@ class SourceLibrary:
         return MergedSources(sources, vocab_size=self._vocab_size)
 
     def _grammar_source(self, settings: DraftSettings) -> DraftSource:
-        from coli.drafts.grammar import LABEL as GRAMMAR_LABEL
-        from coli.drafts.grammar import GrammarSource
-        from coli.grammar.load import GRAMMAR_TAG, SCHEMA_TAG, load_grammar
+        from coli.drafts.grammar import GrammarLibrary
+        from coli.grammar.load import GRAMMAR_TAG, SCHEMA_TAG
 
         assert self._tokenizer is not None, "grammars need the model's tokenizer"
         if settings.grammar is not None and settings.schema is not None:
             raise OptionError("--grammar and --schema: expected one of the two, found both")
-        if settings.grammar is not None:
-            loaded = load_grammar(settings.grammar, GRAMMAR_TAG)
-        else:
-            assert settings.schema is not None
-            loaded = load_grammar(settings.schema, SCHEMA_TAG)
-        for line in loaded.notices():
-            self._notice(line)
-        guard = None if settings.gate == "always" else PermanentGuard(GRAMMAR_LABEL, self._notice)
-        return GrammarSource(
-            loaded.automaton(self._tokenizer.id_of),
-            self._tokenizer,
-            depth=settings.grammar_draft,
-            end_id=min(self._tokenizer.end_ids, default=None),
-            guard=guard,
-            notice=self._notice,
-        )
+        if self._grammars is None:
+            # Of several end ids the tokenizer's own ends a turn; the others end documents.
+            named = self._tokenizer.id_of(self._tokenizer.special_tokens.get("eos_token"))
+            end_id = named if named in self._tokenizer.end_ids else min(self._tokenizer.end_ids, default=None)
+            self._grammars = GrammarLibrary(self._tokenizer, self._notice, end_id=end_id)
+        path = settings.grammar or settings.schema
+        assert path is not None
+        tag = GRAMMAR_TAG if settings.grammar is not None else SCHEMA_TAG
+        # Until the measured gate exists, `auto` is the seed's.
+        gate = "always" if settings.gate == "always" else "seed"
+        return self._grammars.open(path, tag=tag, depth=settings.grammar_draft, gate=gate)
 
     def _graph_source(self, path: Path, seed: int, options: GraphOptions | None) -> DraftSource:
         from coli.drafts.graph import GraphOptions, GraphSource  # numba: only when it is needed
