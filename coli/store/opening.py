@@ -17,8 +17,8 @@ from coli.store.records import RecordLayout
 from coli.store.stats import TraceSink
 
 PREFETCH_SLOTS = 16
-# Threads that saturate a device: measured in prototype/READ_PATH.md.
-_READERS = {IoMode.DIRECT: 2, IoMode.PREAD: 4, IoMode.MMAP: 4}
+# Two direct readers saturate an idle machine's device; the others cover for those that wait for a busy core.
+_READER_THREADS = 4
 _CACHED_SHARE = 0.9
 _SMALL_BYTES = 1_000_000_000
 
@@ -77,7 +77,7 @@ def open_store(
         layouts,
         policy,
         places,
-        reader_threads=reader_threads or _READERS[places.mode],
+        reader_threads=reader_threads or _READER_THREADS,
         prefetch_slots=PREFETCH_SLOTS if prefetch else 0,
         trace=trace,
         guard=guard or MemoryGuard(),

@@ -151,7 +151,7 @@ class ResidencyPolicy:
         for layer_idx, keys in self._forward:  # keys (S, A)
             if committed_rows is None:
                 kept = keys
-            elif isinstance(committed_rows, int):
+            elif isinstance(committed_rows, (int, np.integer)):
                 kept = keys[:committed_rows]
             else:
                 kept = keys[np.asarray(committed_rows, np.int64)]
