@@ -154,7 +154,9 @@ class TraceRecorder:
         self._numbers.append(expert_ids.astype(np.uint16).ravel())
 
     def settled(self, committed_rows: int | Sequence[int] | NDArray[np.int64]) -> None:
-        rows = np.arange(committed_rows) if isinstance(committed_rows, (int, np.integer)) else np.asarray(committed_rows)
+        if isinstance(committed_rows, (int, np.integer)):
+            committed_rows = range(int(committed_rows))
+        rows = np.asarray(committed_rows)
         self._events.append((_SETTLE, 0, len(rows)))
         self._numbers.append(rows.astype(np.uint16).ravel())
 
