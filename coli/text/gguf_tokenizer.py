@@ -15,7 +15,10 @@ from collections.abc import Mapping, Sequence
 from enum import IntEnum
 from typing import Any, TypeVar
 
+import tokenizers
+
 from coli.errors import TokenizerError, UnsupportedModelError
+from coli.text.chat import ChatTemplate
 from coli.text.gguf_splitters import SPLITTERS, Component, Splitter
 
 _T = TypeVar("_T")
@@ -67,7 +70,20 @@ def tokenizer_files(metadata: Mapping[str, Any], place: object) -> dict[str, byt
     settings = _settings(vocabulary, vocabulary.flag("add_bos_token", add_bos))
     generation = _generation(vocabulary)
     files = {"tokenizer.json": tokenizer, "tokenizer_config.json": settings, "generation_config.json": generation}
-    return {name: json.dumps(content, ensure_ascii=False).encode() for name, content in files.items()}
+    texts = {name: json.dumps(content, ensure_ascii=False) for name, content in files.items()}
+    _try(texts["tokenizer.json"], place)
+    return {name: text.encode("utf-8", "replace") for name, text in texts.items()}
+
+
+def _try(text: str, place: object) -> None:
+    """TokenizerError if the library does not take what was made, before a model is written around it."""
+    try:
+        tokenizers.Tokenizer.from_str(text)
+    except BaseException as error:  # bare Exception, or PanicException, which is no Exception
+        if isinstance(error, KeyboardInterrupt | SystemExit | MemoryError):
+            raise
+        reason = " ".join(str(error).split())[:200]
+        raise TokenizerError(f"{place}: not a usable vocabulary ({reason}); download the file again") from None
 
 
 def _unknown_splitter(name: object) -> str:
@@ -122,6 +138,8 @@ class _Vocabulary:
         for template in (default, *others.values()):
             if template is not None and not isinstance(template, str):
                 raise TokenizerError(f"{self.place}: tokenizer.chat_template: expected text, found {_shown(template)}")
+        if default is not None:
+            ChatTemplate(default, f"{self.place}: tokenizer.chat_template")  # raises what running it would
         if not others:
             return default
         named = {**({} if default is None else {"default": default}), **others}

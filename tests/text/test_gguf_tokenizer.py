@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from coli.errors import TokenizerError, UnsupportedModelError
+from coli.errors import ChatTemplateError, TokenizerError, UnsupportedModelError
 from coli.text.chat import ChatTemplate
 from coli.text.gguf_splitters import SPLITTERS
 from coli.text.gguf_tokenizer import tokenizer_files
@@ -229,6 +229,11 @@ def test_the_default_of_several_templates_is_used(tmp_path: Path):
     template = ChatTemplate.load(tmp_path)
     assert template is not None
     assert template.render([]) == "plain"
+
+
+def test_a_template_that_cannot_be_compiled_is_refused_before_converting():
+    with pytest.raises(ChatTemplateError, match=r"m\.gguf: tokenizer\.chat_template: line 1"):
+        tokenizer_files(byte_level() | {"tokenizer.chat_template": "{% if %}"}, "m.gguf")
 
 
 @pytest.mark.parametrize(
