@@ -76,7 +76,8 @@ class Engine:
             last = at + len(chunk) == len(ids)
             rows = np.array([len(chunk) - 1] if last else [], np.int64)
             positions = np.arange(start + at, start + at + len(chunk), dtype=np.int64)
-            logits = self._model.forward(session.cache, chunk, positions, None, rows, prefill=True)
+            with session.undone_on_error():
+                logits = self._model.forward(session.cache, chunk, positions, None, rows, prefill=True)
         stats.prefill_s += time.perf_counter() - began
         stats.prefill_tokens += len(ids)
         last_logits: NDArray[np.float32] = logits[0]
@@ -93,7 +94,8 @@ class Engine:
     ) -> Iterator[int]:
         """Yield the ids of one response as they are committed; end ids are not yielded.
 
-        The caller may close the iterator at any id (a stop string): the session then ends behind that id.
+        The caller may close the iterator at any id (a stop string), and an error or interrupt may end it: the session
+        then ends behind the last id yielded, while `stats` have counted all that was committed.
         `stats.finish_reason` is `stop` or `length` when the iterator ends by itself.
         """
         began = time.perf_counter()
@@ -110,11 +112,18 @@ class Engine:
         while True:
             emitted = commit.take()
             drafter.commit(emitted)
-            yield from emitted
+            yielded = len(session.token_ids) - len(emitted)
+            try:
+                for token_id in emitted:
+                    yielded += 1
+                    yield token_id
+            finally:
+                session.rewind(yielded)
             if commit.ended:
                 return
             began = time.perf_counter()
-            self._step(session, limits, sampler, drafter, stats, commit)
+            with session.undone_on_error():
+                self._step(session, limits, sampler, drafter, stats, commit)
             stats.decode_s += time.perf_counter() - began
 
     def _step(

@@ -4,7 +4,8 @@ Owns the rule that the cache holds every committed id but the newest. Knows noth
 Called by the engine, one thread.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any, Protocol
 
 import numpy as np
@@ -66,3 +67,19 @@ class Session:
 
     def commit(self, token_id: int) -> None:
         self.token_ids.append(token_id)
+
+    def rewind(self, length: int) -> None:
+        """Take back every id from position `length` on, and its row."""
+        del self.token_ids[length:]
+        self.cache.rewind(min(self.cache.length, length))
+
+    @contextmanager
+    def undone_on_error(self) -> Iterator[None]:
+        """Whatever is raised inside, an interrupt included, leaves ids and rows as they were."""
+        num_ids, num_rows = len(self.token_ids), self.cache.length
+        try:
+            yield
+        except BaseException:
+            del self.token_ids[num_ids:]
+            self.cache.rewind(num_rows)
+            raise

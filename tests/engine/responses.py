@@ -34,9 +34,15 @@ class Setup:
     chunk: int = 512
 
     def run(
-        self, prompt: Sequence[int], max_tokens: int, drafter: Drafter | None = None, context: int = 10_000
+        self,
+        prompt: Sequence[int],
+        max_tokens: int,
+        drafter: Drafter | None = None,
+        context: int = 10_000,
+        model: FakeModel | None = None,
     ) -> Response:
-        model = FakeModel(self.vocab_size, self.salt, self.repeat)
+        """model: a target to use instead of a new one."""
+        model = model or FakeModel(self.vocab_size, self.salt, self.repeat)
         session, stats = Session(FakeCache(context)), RunStats()
         sampler = Sampler(self.sampler, self.seed, self.vocab_size)
         drafter = drafter or MergedSources([], vocab_size=self.vocab_size)
