@@ -12,15 +12,16 @@ PACKAGE = ROOT / "coli"
 # layer -> the parts of coli it may import, itself aside. errors is open to all.
 ALLOWED = {
     "errors": set(),
+    "impostors": set(),
     "setting_values": set(),
     "options": {"setting_values"},
     "kernels": set(),
-    "store": {"options", "kernels"},
+    "store": {"options", "kernels", "impostors"},
     "model": {"kernels", "store"},
     "grammar": {"kernels"},
     "drafts": {"kernels", "grammar", "options"},
     "engine": {"kernels", "model", "drafts", "options"},
-    "text": set(),
+    "text": {"impostors"},
     "convert": {"kernels", "store", "model", "text"},
     "report": {"engine", "store", "drafts"},
 }

@@ -92,12 +92,14 @@ class ModelSpec:
 class ConfigReader:
     """Typed access to one config.json; every refusal names the file and the key.
 
-    A key that is absent or null takes `default`; without a default it is a CheckpointError.
+    A key that is absent or null takes `default`; without a default it is a CheckpointError. `within` is the key of the
+    object that `config` is part of.
     """
 
-    def __init__(self, config: Mapping[str, Any], path: Path) -> None:
+    def __init__(self, config: Mapping[str, Any], path: Path, within: str = "") -> None:
         self.config = config
         self.path = path
+        self._within = f"{within}." if within else ""
 
     def integer(self, *keys: str, default: int | None = None, minimum: int = 1, maximum: int = MAX_SIZE) -> int:
         """The whole number under the first of `keys` that is present, within minimum..maximum."""
@@ -172,12 +174,12 @@ class ConfigReader:
 
     def wrong(self, key: str, expected: str, found: object) -> CheckpointError:
         """The error for a key whose value cannot be."""
-        return CheckpointError(f"{self.path}: {key}: expected {expected}, found {_shown(found)}")
+        return CheckpointError(f"{self.path}: {self._within}{key}: expected {expected}, found {_shown(found)}")
 
     def unsupported(self, key: str, found: object, supported: Sequence[str]) -> UnsupportedModelError:
         """The error for a value that is understood but not supported, naming what is."""
         return UnsupportedModelError(
-            f"{self.path}: {key} {_shown(found)} is not supported; supported: {', '.join(supported)}"
+            f"{self.path}: {self._within}{key} {_shown(found)} is not supported; supported: {', '.join(supported)}"
         )
 
     def _find(self, keys: tuple[str, ...]) -> tuple[str, Any]:
@@ -188,7 +190,8 @@ class ConfigReader:
 
     def _default(self, keys: tuple[str, ...], default: _T | None) -> _T:
         if default is None:
-            raise CheckpointError(f"{self.path}: key {' or '.join(repr(key) for key in keys)} is missing")
+            named = " or ".join(repr(self._within + key) for key in keys)
+            raise CheckpointError(f"{self.path}: key {named} is missing")
         return default
 
     def _list(self, key: str) -> list[Any]:

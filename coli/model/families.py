@@ -28,7 +28,9 @@ def spec_from_config(config: Mapping[str, Any], path: Path) -> ModelSpec:
     if model_type not in FAMILIES:
         raise reader.unsupported("model_type", model_type, sorted(FAMILIES))
     if reader.table("quantization_config"):
-        method = ConfigReader(config["quantization_config"], path).text("quant_method", default="of unknown method")
+        method = ConfigReader(config["quantization_config"], path, "quantization_config").text(
+            "quant_method", default="of unknown method"
+        )
         raise UnsupportedModelError(
             f"{path}: quantization_config {method!r} is not supported: use the float16, bfloat16 or float32 checkpoint"
         )
@@ -265,10 +267,10 @@ def _rope(reader: ConfigReader, head_dim: int, default_theta: float, assumed: li
     """Old style rope_theta + rope_scaling (type or rope_type) or new style rope_parameters, also per attention type."""
     name = "rope_parameters" if reader.table("rope_parameters") else "rope_scaling"
     table = _one_rope(reader, name, reader.table(name) or {})
-    rope = ConfigReader(table, reader.path)
+    rope = ConfigReader(table, reader.path, name)
     kind = rope.text("rope_type", "type", default="default")
     if kind not in ROPE_KINDS:
-        raise reader.unsupported(f"{name}.rope_type", kind, ROPE_KINDS)
+        raise rope.unsupported("rope_type", kind, ROPE_KINDS)
     theta = rope.optional_number("rope_theta") or reader.optional_number("rope_theta")
     if theta is None:
         theta = default_theta
@@ -300,7 +302,7 @@ def _one_rope(reader: ConfigReader, name: str, table: Mapping[str, Any]) -> Mapp
     per_type = {key: value for key, value in table.items() if key.endswith("_attention")}
     if not per_type:
         return table
-    tables = [ConfigReader(per_type, reader.path).table(key) or {} for key in per_type]
+    tables = [ConfigReader(per_type, reader.path, name).table(key) or {} for key in per_type]
     if any(other != tables[0] for other in tables[1:]):
         raise UnsupportedModelError(f"{reader.path}: {name} differs between attention types, which is not supported")
     return tables[0]

@@ -88,27 +88,31 @@ def read_header(path: Path) -> SafetensorsHeader:
 def _tensor(path: Path, name: str, entry: object, data_start: int) -> TensorInfo:
     where = f"{path}: tensor {name}"
     if not isinstance(entry, dict) or not {"dtype", "shape", "data_offsets"} <= entry.keys():
-        raise CheckpointError(f"{where}: expected dtype, shape and data_offsets in the header")
+        raise _damaged(where, "expected dtype, shape and data_offsets in the header")
     dtype, shape, offsets = entry["dtype"], entry["shape"], entry["data_offsets"]
     if not isinstance(dtype, str) or dtype not in DTYPE_BITS:
-        raise CheckpointError(f"{where}: unknown dtype {str(dtype)[:40]!r}")
+        raise CheckpointError(
+            f"{where}: unknown dtype {str(dtype)[:40]!r}: a damaged header, or a format newer than coli"
+        )
     if not _is_size_list(shape):
-        raise CheckpointError(f"{where}: shape must be a list of sizes, found {str(shape)[:60]}")
+        raise _damaged(where, f"shape must be a list of sizes, found {str(shape)[:60]}")
     if not _is_size_list(offsets) or len(offsets) != 2:
-        raise CheckpointError(f"{where}: data_offsets must be two byte offsets, found {str(offsets)[:60]}")
+        raise _damaged(where, f"data_offsets must be two byte offsets, found {str(offsets)[:60]}")
     start, end = offsets
     if start > end:
-        raise CheckpointError(f"{where}: data_offsets run backwards: {start} to {end}")
+        raise _damaged(where, f"data_offsets run backwards: {start} to {end}")
     bits = DTYPE_BITS[dtype]
     for size in shape:
         bits *= size
         if bits > 2**70:
-            raise CheckpointError(f"{where}: shape {shape} is larger than any file")
+            raise _damaged(where, f"shape {shape} is larger than any file")
     if bits % 8 or bits // 8 != end - start:
-        raise CheckpointError(
-            f"{where}: shape {shape} of {dtype} is {bits // 8} bytes, but data_offsets span {end - start}"
-        )
+        raise _damaged(where, f"shape {shape} of {dtype} is {bits // 8} bytes, but data_offsets span {end - start}")
     return TensorInfo(name, dtype, tuple(shape), data_start + start, data_start + end)
+
+
+def _damaged(where: str, fault: str) -> CheckpointError:
+    return CheckpointError(f"{where}: {fault}: {_DOWNLOAD_AGAIN}")
 
 
 def _is_size_list(value: Any) -> bool:
@@ -121,7 +125,7 @@ def _check_coverage(path: Path, tensors: Mapping[str, TensorInfo], data_start: i
     for tensor in sorted(tensors.values(), key=lambda tensor: (tensor.start, tensor.end)):
         if tensor.start != end:
             fault = "overlaps" if tensor.start < end else "leaves a gap after"
-            raise CheckpointError(f"{path}: tensor {tensor.name} {fault} {before}: damaged header")
+            raise _damaged(str(path), f"tensor {tensor.name} {fault} {before}")
         end, before = tensor.end, f"tensor {tensor.name}"
     if end > file_bytes:
         cut = next(tensor for tensor in tensors.values() if tensor.end > file_bytes)
@@ -130,7 +134,7 @@ def _check_coverage(path: Path, tensors: Mapping[str, TensorInfo], data_start: i
             f" (tensor {cut.name} is not complete): {_DOWNLOAD_AGAIN}"
         )
     if end < file_bytes:
-        raise CheckpointError(f"{path}: {file_bytes - end} bytes after the last tensor: expected {end} in all")
+        raise _damaged(str(path), f"{file_bytes - end} bytes after the last tensor, expected {end} in all")
 
 
 class SafetensorsFile:

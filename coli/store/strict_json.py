@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from coli.errors import CheckpointError
+from coli.impostors import impostor
 
 MAX_CONFIG_BYTES = 8 << 20
 
@@ -33,13 +34,9 @@ def read_text_file(path: Path, max_bytes: int = MAX_CONFIG_BYTES) -> bytes:
 
 def refuse_impostor(path: Path, start: bytes) -> None:
     """CheckpointError if `start`, the first bytes of the file, show what downloads leave in place of the real one."""
-    if start.startswith(b"version https://git-lfs"):
-        raise CheckpointError(
-            f"{path}: a Git LFS pointer, not the file itself: run `git lfs pull` in its folder or download the file"
-        )
-    text = start.lstrip(b"\xef\xbb\xbf \t\r\n").lower()
-    if text.startswith((b"<!doctype", b"<html", b"<?xml")):
-        raise CheckpointError(f"{path}: a web page (of a login or an error?), not the file itself: download it again")
+    found = impostor(start)
+    if found is not None:
+        raise CheckpointError(f"{path}: {found}")
 
 
 def parse_object(data: bytes, where: str) -> dict[str, Any]:

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from coli.errors import TokenizerError
+from coli.impostors import impostor
 
 JSON_CAP = 16 * 2**20  # bytes; the largest tokenizer_config.json in the wild is about 3 MB
 
@@ -26,6 +27,9 @@ def read_text(path: Path, cap: int) -> str | None:
         raise TokenizerError(f"{path}: cannot be read: {error.strerror}") from None
     if len(data) > cap:
         raise TokenizerError(f"{path}: larger than {cap} bytes, which no such file needs; download it again")
+    found = impostor(data[:128])
+    if found is not None:
+        raise TokenizerError(f"{path}: {found}")
     try:
         return data.decode("utf-8")
     except UnicodeDecodeError as error:

@@ -184,7 +184,7 @@ def test_llama3_rope_keeps_all_its_parameters() -> None:
     assert rope.original_max_position_embeddings == 8192
     for key in ("factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings"):
         broken = {name: value for name, value in scaling.items() if name != key}
-        assert f"'{key}' is missing" in refusal(CheckpointError, "llama", rope_scaling=broken)
+        assert f"'rope_scaling.{key}' is missing" in refusal(CheckpointError, "llama", rope_scaling=broken)
 
 
 def test_yarn_attention_factor_follows_the_paper_unless_given() -> None:

@@ -164,6 +164,18 @@ def test_tokenizer_file_that_is_no_text_is_refused(tmp_path, data):
         Tokenizer.load(tmp_path)
 
 
+@pytest.mark.parametrize(
+    ("start", "found"),
+    [("version https://git-lfs.github.com/spec/v1\noid", "a Git LFS pointer"), ("<!DOCTYPE html>", "a web page")],
+)
+@pytest.mark.parametrize("name", ["tokenizer.json", "tokenizer_config.json"])
+def test_what_a_download_left_instead_of_the_file_is_recognised(tmp_path, name, start, found):
+    build.folder(tmp_path, build.byte_level())
+    (tmp_path / name).write_text(start)
+    with pytest.raises(TokenizerError, match=f"{name}: {found}"):
+        Tokenizer.load(tmp_path)
+
+
 def test_missing_tokenizer_names_the_file_and_sentencepiece_model(tmp_path):
     with pytest.raises(TokenizerError, match=r"tokenizer\.json: missing"):
         Tokenizer.load(tmp_path)
