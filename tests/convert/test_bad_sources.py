@@ -391,7 +391,7 @@ def test_config_files_that_are_no_config_are_refused(run: Run, single: Path, tex
 def test_a_gguf_file_that_is_only_a_beginning_is_refused(run: Run, single: Path) -> None:
     path = single / "model.gguf"
     path.write_bytes(b"GGUF")
-    assert f"{path}: cut short" in refusal(run, path)
+    assert f"{path}: header cut short" in refusal(run, path)
 
 
 @pytest.mark.parametrize("option", ["quant", "dense", "experts"])
