@@ -1,14 +1,15 @@
-"""One response of the real engine on a fake target."""
+"""One response of the real engine on a fake target, or on a real one."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 from fake_model import FakeCache, FakeModel
 
 from coli.drafts.merge import MergedSources
 from coli.engine.engine import Drafter, Engine, Limits
 from coli.engine.sampling import Sampler
-from coli.engine.session import Session
+from coli.engine.session import Model, Session
 from coli.engine.stats import RunStats
 from coli.options import SamplerOptions
 
@@ -18,7 +19,7 @@ class Response:
     ids: list[int]
     stats: RunStats
     session: Session
-    model: FakeModel
+    model: Any  # the target that was used
 
 
 @dataclass
@@ -39,14 +40,27 @@ class Setup:
         max_tokens: int,
         drafter: Drafter | None = None,
         context: int = 10_000,
-        model: FakeModel | None = None,
+        model: Model | None = None,
+        session: Session | None = None,
     ) -> Response:
-        """model: a target to use instead of a new one."""
+        """model: a target to use instead of a new FakeModel; session: one to go on with."""
         model = model or FakeModel(self.vocab_size, self.salt, self.repeat)
-        session, stats = Session(FakeCache(context)), RunStats()
+        session, stats = session or Session(FakeCache(context)), RunStats()
+        ids = list(self.stream(model, session, prompt, max_tokens, drafter, context, stats))
+        return Response(ids, stats, session, model)
+
+    def stream(
+        self,
+        model: Model,
+        session: Session,
+        prompt: Sequence[int],
+        max_tokens: int,
+        drafter: Drafter | None = None,
+        context: int = 10_000,
+        stats: RunStats | None = None,
+    ) -> Iterator[int]:
+        """The ids as the engine yields them."""
         sampler = Sampler(self.sampler, self.seed, self.vocab_size)
         drafter = drafter or MergedSources([], vocab_size=self.vocab_size)
         limits = Limits(max_tokens, context, self.end_ids)
-        engine = Engine(model, self.chunk)
-        ids = list(engine.generate(session, prompt, limits, sampler, drafter, stats))
-        return Response(ids, stats, session, model)
+        return Engine(model, self.chunk).generate(session, prompt, limits, sampler, drafter, stats or RunStats())
