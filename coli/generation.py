@@ -18,7 +18,8 @@ from coli.engine.stats import RunStats
 from coli.engine.stops import StopMatcher
 from coli.loading import LoadedModel
 from coli.options import GenerateOptions
-from coli.report import ProcessUse, run_report
+from coli.process_use import ProcessUse
+from coli.report import run_report
 from coli.text.detokenizer import ByteDecoder
 from coli.text.tokenizer import Tokenizer
 

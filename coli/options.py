@@ -168,7 +168,7 @@ TABLE: tuple[Setting, ...] = (
     Setting("graph", "drafts", "path", None, "n-gram graph to draft from", "--graph", _env("COLI_DRAFT_GRAPH"),
             default_text="off", counter="drafts.graph"),
     Setting("gate", "drafts", "choice", "seed",
-            "which drafts are worth a forward; auto is seed until the measured gate exists", "--gate", _env("COLI_GATE"),
+            "which drafts are worth a forward; auto is seed until the gate is measured", "--gate", _env("COLI_GATE"),
             _choices("auto", "seed", "always"), counter="gate"),
     Setting("accept", "drafts", "choice", "match", "how drafts are judged", "--accept", _env("COLI_ACCEPT"),
             _choices("match", "rejection"), counter="drafts", later="--accept rejection"),

@@ -3,12 +3,11 @@
 Turns counters into one JSON-ready dict; prints nothing. Called by `llm` when a response is over.
 """
 
-import resource
-import sys
 from dataclasses import dataclass
 from typing import Any
 
 from coli.engine.stats import RunStats
+from coli.process_use import ProcessUse
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,20 +35,6 @@ class StoreCounters:
         return StoreCounters(
             *(getattr(self, name) - getattr(earlier, name) for name in StoreCounters.__dataclass_fields__)
         )
-
-
-@dataclass(frozen=True, slots=True)
-class ProcessUse:
-    """Page faults that had to read, and the largest resident size so far (bytes)."""
-
-    major_faults: int
-    peak_memory_bytes: int
-
-    @classmethod
-    def now(cls) -> "ProcessUse":
-        use = resource.getrusage(resource.RUSAGE_SELF)
-        unit = 1 if sys.platform == "darwin" else 1024
-        return cls(use.ru_majflt, use.ru_maxrss * unit)
 
 
 def run_report(

@@ -22,8 +22,8 @@ ALLOWED = {
     "drafts": {"kernels", "grammar", "options"},
     "engine": {"kernels", "model", "drafts", "options"},
     "text": {"impostors"},
-    "convert": {"kernels", "store", "model", "text"},
-    "report": {"engine", "store", "drafts"},
+    "convert": {"kernels", "store", "model", "text", "process_use"},
+    "report": {"engine", "store", "drafts", "process_use"},
 }
 # engine takes SamplerOptions and other frozen values; a flag or path never reaches it
 ENGINE_OPTIONS = {"SamplerOptions", "GenerateOptions"}

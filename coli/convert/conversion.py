@@ -7,8 +7,6 @@ them in order, so that peak memory is a handful of blocks whatever the size of t
 import hashlib
 import json
 import os
-import resource
-import sys
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
@@ -30,6 +28,7 @@ from coli.convert.writer import FileWriter, header_bytes, write_file
 from coli.errors import CheckpointError
 from coli.model.families import spec_from_config
 from coli.model.tensors import container_spec
+from coli.process_use import peak_memory_bytes
 from coli.store.container import Container
 from coli.store.manifest import FORMAT_VERSION, MANIFEST, Manifest, container_fingerprint
 from coli.store.strict_json import read_text_file
@@ -104,12 +103,6 @@ def _nbytes(item: Path | bytes) -> int:
 
 def _content(item: Path | bytes) -> bytes:
     return item if isinstance(item, bytes) else read_text_file(item, MAX_SIDE_FILE_BYTES)
-
-
-def peak_memory_bytes() -> int:
-    """The highest resident size of this process so far."""
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    return peak if sys.platform == "darwin" else peak * 1024
 
 
 class _Meter:

@@ -37,9 +37,7 @@ class ReaderThreads:
         self._prefetched: deque[Read] = deque()
         self._tickets: SimpleQueue[bool] = SimpleQueue()  # one per entry of the deques; False ends a thread
         self._answers: SimpleQueue[Read] = SimpleQueue()
-        self._threads = [
-            threading.Thread(target=self._run, name=f"coli-read-{i}", daemon=True) for i in range(threads)
-        ]
+        self._threads = [threading.Thread(target=self._run, name=f"coli-read-{i}", daemon=True) for i in range(threads)]
         for thread in self._threads:
             thread.start()
 

@@ -69,9 +69,7 @@ def direct_refusal(path: Path) -> str | None:
 class SlotFiles:
     """Whole records into memory of ours, by O_DIRECT or through the page cache."""
 
-    def __init__(
-        self, paths: Iterable[Path], mode: IoMode, notice: Notice, preadv: Preadv = os.preadv
-    ) -> None:
+    def __init__(self, paths: Iterable[Path], mode: IoMode, notice: Notice, preadv: Preadv = os.preadv) -> None:
         self.mode = mode
         self._preadv = preadv
         self._notice = notice

@@ -36,9 +36,7 @@ class Slab:
 
     def __init__(self, slab_idx: int, slot_bytes: int, slots: int) -> None:
         # MAP_PRIVATE: Python's default is shared memory, whose pages ignore MADV_HUGEPAGE.
-        self._map = mmap.mmap(
-            -1, slot_bytes * slots + HUGE_PAGE_BYTES, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS
-        )
+        self._map = mmap.mmap(-1, slot_bytes * slots + HUGE_PAGE_BYTES, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
         raw: NDArray[np.uint8] = np.frombuffer(self._map, np.uint8)
         skip = -int(raw.ctypes.data) % HUGE_PAGE_BYTES
         self._array = raw[skip : skip + slot_bytes * slots]

@@ -91,9 +91,7 @@ def replay(
     return Replay(policy, capacity_bytes, counts, bytes_read, tokens)
 
 
-def compare(
-    trace: Trace, policies: Sequence[str], capacities: Sequence[int], *, warmup: float = 0.5
-) -> list[Replay]:
+def compare(trace: Trace, policies: Sequence[str], capacities: Sequence[int], *, warmup: float = 0.5) -> list[Replay]:
     """Every policy at every capacity, warmed up by the first half of the trace and judged on the second."""
     return [replay(trace, policy, capacity, warmup=warmup) for capacity in capacities for policy in policies]
 

@@ -84,7 +84,7 @@ def test_reader_that_leaves_ends_the_run_quietly_with_141(model):
     with start("run", "--model", model, "--quiet", "--endless", "hi", stdout=subprocess.PIPE) as process:
         assert process.stdout.read(5) == b"Paris"
         process.stdout.close()
-        assert process.wait(timeout=60) == 141
+        assert process.wait(timeout=300) == 141
         assert process.stderr.read() == b""
 
 
@@ -93,7 +93,7 @@ def test_closed_streams_end_the_run_quietly_with_141(model, closed):
     redirections = " ".join(f"{number}>&-" for number in closed)
     shell = ["sh", "-c", f'exec "$@" {redirections}', "sh"]
     with start("run", "--model", model, "--quiet", "hi", before=shell) as process:
-        assert process.wait(timeout=60) == 141
+        assert process.wait(timeout=300) == 141
         assert process.stderr.read() == b""
 
 
@@ -102,7 +102,7 @@ def test_full_disk_behind_stdout_is_one_line_and_status_1(model):
         open("/dev/full", "wb") as full,
         start("run", "--model", model, "--quiet", "hi", stdout=full) as process,
     ):
-        assert process.wait(timeout=60) == 1
+        assert process.wait(timeout=300) == 1
         assert process.stderr.read() == b"coli: standard output: No space left on device\n"
 
 
@@ -110,7 +110,7 @@ def test_interrupt_ends_the_run_with_130_and_keeps_the_text_so_far(model):
     with start("run", "--model", model, "--quiet", "--endless", "hi", stdout=subprocess.PIPE) as process:
         assert process.stdout.read(5) == b"Paris"
         process.send_signal(signal.SIGINT)
-        assert process.wait(timeout=60) == 130
+        assert process.wait(timeout=300) == 130
         assert process.stderr.read() == b""
 
 
@@ -118,6 +118,6 @@ def test_text_is_flushed_as_it_comes(model):
     with start("run", "--model", model, "--quiet", "--endless", "hi", stdout=subprocess.PIPE) as process:
         started = time.monotonic()
         assert process.stdout.read(30).startswith(b"Paris is ")
-        assert time.monotonic() - started < 60
+        assert time.monotonic() - started < 300
         process.send_signal(signal.SIGINT)
-        process.wait(timeout=60)
+        process.wait(timeout=300)

@@ -259,7 +259,8 @@ def test_token_terminal_outside_the_vocabulary_is_refused_with_its_place():
 
 
 HOSTILE = r"""
-import resource, sys, time
+import sys, time
+from coli.process_use import peak_memory_bytes
 from coli.errors import GrammarError
 from coli.grammar.automaton import Automaton
 from coli.grammar.compiler import compile_grammar
@@ -303,14 +304,14 @@ try:
     position = feed_bytes(automaton, None, data)
 except GrammarError as error:
     assert len(str(error)) < 500
-print(time.process_time() - begin, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss)
+print(time.process_time() - begin, peak_memory_bytes() // 1024)
 """
 NAMES = [line.split('"')[1] for line in HOSTILE.splitlines() if line.startswith('    "')]
 
 
 @pytest.mark.parametrize("name", NAMES)
 def test_hostile_grammars_are_done_or_refused_in_bounded_time_and_memory(name: str):
-    done = subprocess.run([sys.executable, "-c", HOSTILE, name], capture_output=True, text=True, timeout=60)
+    done = subprocess.run([sys.executable, "-c", HOSTILE, name], capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr[-500:]
     seconds, kilobytes = done.stdout.split()
     assert float(seconds) < 2  # under 1 s on an idle machine
