@@ -24,7 +24,7 @@ from coli.store.expert_store import ExpertStore
 from coli.store.memory import MemoryNeeds, MemoryPlan, plan_memory
 from coli.store.opening import cached_share, open_store
 from coli.store.pins import pinned_experts
-from coli.store.usage import UsageFile
+from coli.store.usage import UsageFile, UsageHistory
 
 Notice = Callable[[str], None]
 
@@ -98,7 +98,8 @@ class LoadedModel:
             try:
                 self._usage.save(self.store.policy.usage.reshape(shape))
             except (OSError, OptionError) as error:
-                self._notice(f"usage history not written: {error}")
+                if self.options.usage is not None:  # a model folder that cannot be written is nobody's mistake
+                    self._notice(f"usage history not written: {error}")
         self.store.close()
 
     def _plan(self, context: int) -> MemoryPlan:
@@ -120,15 +121,18 @@ class LoadedModel:
     def _open_store(self) -> ExpertStore:
         spec, container, options = self.spec, self.container, self.options
         layouts = {i: container.expert_layout(i) for i in container.moe_layers}
-        self._usage = UsageFile(
-            options.usage or container.path / USAGE_FILE,
-            container.fingerprint,
-            spec.num_hidden_layers,
-            spec.num_experts,
-            decay=options.usage_decay,
-        )
+        path = options.usage or container.path / USAGE_FILE
+        dimensions = container.fingerprint, spec.num_hidden_layers, spec.num_experts
+        self._usage = UsageFile(path, *dimensions, decay=options.usage_decay)
+        try:
+            history = self._usage.read()
+        except OptionError as error:
+            if options.usage is not None:
+                raise
+            self._notice(f"{error}; not used")  # found beside the model, not named: do without
+            self._usage, history = None, UsageHistory(*dimensions)
         pins = pinned_experts(
-            self._usage.read(),
+            history,
             {i: layout.record_bytes for i, layout in layouts.items()},
             spec.num_experts_per_tok,
             self.plan.experts_bytes,
