@@ -46,7 +46,7 @@ class LLM:
 
         Raises NotConvertedError, CheckpointError, TokenizerError, UnsupportedModelError, OptionError.
         """
-        runtime.configure(options.simd, threads=options.threads)
+        runtime.configure(options.simd, options.kernel_cache, options.threads)
         return cls(Container.open(path), Tokenizer.load(path), options, notice)
 
     def __enter__(self) -> LLM:

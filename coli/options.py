@@ -125,6 +125,8 @@ TABLE: tuple[Setting, ...] = (
             default_text="physical cores", counter="decode_tps"),
     Setting("simd", "engine", "choice", "auto", "instruction set of the kernels (for tests)", "", _env("COLI_SIMD"),
             _choices("auto", "avx512", "avx2", "generic"), default_text="best of this CPU", counter="settings.simd"),
+    Setting("kernel_cache", "engine", "path", None, "folder of compiled kernels", "", _env("COLI_KERNEL_CACHE"),
+            default_text="coli in the user's cache folder, else a temporary one", counter="settings.kernel_cache"),
     # store
     Setting("ram", "engine", "size", None, "memory of the whole process and the page cache it causes; a bare number "
             "is GB", "--ram", _env("RAM_GB"), default_text="auto", counter="memory_budget_bytes"),
@@ -296,6 +298,14 @@ def model_home(resolved: Resolved) -> Path | None:
     return home / ("Library/Application Support" if sys.platform == "darwin" else ".local/share") / "coli"
 
 
+def kernel_cache(resolved: Resolved) -> Path | None:
+    """The folder of compiled kernels: COLI_KERNEL_CACHE, else below XDG_CACHE_HOME, None for ~/.cache."""
+    if resolved["kernel_cache"] is not None:
+        return Path(resolved["kernel_cache"])
+    base = os.environ.get("XDG_CACHE_HOME", "")
+    return Path(base) / "coli" if os.path.isabs(base) else None
+
+
 def debug_wanted() -> bool:
     """COLI_DEBUG, read leniently: an error is already on its way to the user when this is asked."""
     return os.environ.get("COLI_DEBUG", "").strip().lower() not in ("", "0", "false", "no", "off")
@@ -335,6 +345,7 @@ class EngineOptions:
     kv: str = "auto"
     context: int | None = None
     simd: str = "auto"
+    kernel_cache: Path | None = None
     cap: int | None = None
     pin: str = "auto"
     pin_bytes: int | float | None = None  # math.inf: all
@@ -376,8 +387,8 @@ def engine_options(r: Resolved) -> EngineOptions:
     """EngineOptions from resolved settings."""
     return EngineOptions(
         threads=r["threads"], memory_budget_bytes=r["ram"], io=r["io"], kv=r["kv"], context=r["ctx"], simd=r["simd"],
-        cap=r["cap"], pin=r["pin"], pin_bytes=r["pin_gb"], autopin=r["autopin"], usage=r["usage"],
-        usage_save=r["usage_save"], usage_decay=r["usage_decay"],
+        kernel_cache=kernel_cache(r), cap=r["cap"], pin=r["pin"], pin_bytes=r["pin_gb"], autopin=r["autopin"],
+        usage=r["usage"], usage_save=r["usage_save"], usage_decay=r["usage_decay"],
     )  # fmt: skip
 
 

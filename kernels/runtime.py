@@ -51,7 +51,7 @@ class _State:
     """What `configure` decided; one per process, because numba's own configuration is."""
 
     def __init__(self) -> None:
-        self.settings: tuple[str, str | None, int | None] | None = None
+        self.settings: tuple[str, str | None] | None = None
         self.cache_dir = Path()
         self.cache_note: str | None = None
         self.threads = 1
@@ -72,10 +72,13 @@ def configure(simd: str = "auto", cache_dir: Path | str | None = None, threads: 
                written, a private temporary folder is used and `cache_note()` says so
     threads    None is one per usable processor
 
-    A second call with the same settings does nothing; with others it is an error of the caller."""
-    settings = (simd, None if cache_dir is None else str(cache_dir), threads)
+    The first call decides for the process. A later one may leave simd and cache_dir open and give any number of threads
+    (kernels take theirs with each call, the pool stays as it is); another simd or cache_dir is an OptionError."""
+    settings = (simd, None if cache_dir is None else str(cache_dir))
     if _state.settings is not None:
-        assert _state.settings == settings, f"kernels are already configured with {_state.settings}, not {settings}"
+        for name, wanted, used in zip(("simd", "kernel cache"), settings, _state.settings, strict=True):
+            if wanted not in ("auto", None, used):
+                raise OptionError(f"{name}: this process has started with {used or 'the default'}, not {wanted}")
         return
     _choose_simd(simd)
     usable = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

@@ -260,7 +260,8 @@ def test_option_objects_carry_the_values(released):
     assert (drafts.corpus, drafts.draft, drafts.enabled) == (Path("c.txt"), 3, True)
 
 
-def test_defaults_of_the_table_and_of_the_objects_agree():
+def test_defaults_of_the_table_and_of_the_objects_agree(monkeypatch):
+    monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
     resolved = resolve({}, {})
     assert options.generate_options(resolved) == options.GenerateOptions()
     assert options.engine_options(resolved) == options.EngineOptions()
@@ -312,3 +313,20 @@ def test_no_home_folder_is_no_error(monkeypatch):
 def test_debug_variable(monkeypatch, text, wanted):
     monkeypatch.setenv("COLI_DEBUG", text)
     assert options.debug_wanted() is wanted
+
+
+@pytest.mark.parametrize(
+    ("environ", "folder"),
+    [
+        ({}, None),
+        ({"XDG_CACHE_HOME": "/caches"}, Path("/caches/coli")),
+        ({"XDG_CACHE_HOME": "relative"}, None),
+        ({"XDG_CACHE_HOME": "/caches", "COLI_KERNEL_CACHE": "here"}, Path("here")),
+    ],
+)
+def test_the_kernel_cache_is_where_the_variables_say(monkeypatch, environ, folder):
+    for name in ("XDG_CACHE_HOME", "COLI_KERNEL_CACHE"):
+        monkeypatch.delenv(name, raising=False)
+    for name, value in environ.items():
+        monkeypatch.setenv(name, value)
+    assert options.engine_options(options.resolve({})).kernel_cache == folder

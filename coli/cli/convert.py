@@ -10,12 +10,12 @@ import click
 from coli.cli.flags import settings_options
 from coli.cli.report_lines import size
 from coli.cli.streams import Streams
-from coli.options import resolve
+from coli.options import kernel_cache, resolve
 from coli.text.chat import ChatTemplate
 from coli.text.tokenizer import Tokenizer
 
 QUANTIZATIONS = click.Choice(["f32", "q8", "q4"])
-SETTINGS = ("threads", "quiet", "color", "debug")
+SETTINGS = ("threads", "simd", "kernel_cache", "quiet", "color", "debug")
 
 
 @click.command("convert")
@@ -39,7 +39,7 @@ def command(
         streams.notice(notice)
     from coli.convert import ConvertOptions, convert  # numba and the kernels: not needed for --help
 
-    options = ConvertOptions(quant, experts, dense, settings["threads"])
+    options = ConvertOptions(quant, experts, dense, settings["threads"], settings["simd"], kernel_cache(settings))
     _check_text(source, streams)
     report = convert(source, target, options, streams.notice, _Progress(streams))
     streams.clear_progress()

@@ -9,6 +9,7 @@ from coli.convert.conversion import Notice, Progress
 from coli.convert.hf import convert_hf
 from coli.convert.options import ConvertOptions, ConvertReport
 from coli.errors import OptionError
+from coli.kernels import runtime
 
 __all__ = ["ConvertOptions", "ConvertReport", "Notice", "Progress", "convert"]
 
@@ -20,6 +21,7 @@ def convert(
 
     `notice` gets whole lines; `progress` gets source bytes done and in all, from the calling thread.
     """
+    runtime.configure(options.simd, options.kernel_cache, options.threads)
     if _is_gguf(src):
         from coli.convert.gguf import convert_gguf  # the gguf package takes a while to import
 

@@ -24,6 +24,8 @@ class ConvertOptions:
     experts: str | None = None
     dense: str | None = None
     threads: int | None = None  # of quantization; None: all CPUs of this process
+    simd: str = "auto"
+    kernel_cache: Path | None = None
 
     def expert_kind(self, native: Kind | None = None) -> Kind:
         """The kind of expert matrices that the source holds as `native`; OptionError if the name is unknown."""

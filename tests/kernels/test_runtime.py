@@ -75,9 +75,15 @@ def test_a_path_the_processor_lacks_is_refused(monkeypatch):
         runtime._choose_simd("avx512")
 
 
-def test_configuring_twice_with_other_settings_is_an_error():
-    with pytest.raises(AssertionError, match="already configured"):
-        runtime.configure("generic", "elsewhere", 7)
+def test_the_first_configuration_decides_for_the_process():
+    before = runtime.simd_path(), runtime.threads()
+    runtime.configure("auto", None, 7)
+    assert (runtime.simd_path(), runtime.threads()) == before
+    other = "generic" if os.environ.get("COLI_SIMD") != "generic" else "avx2"
+    with pytest.raises(OptionError, match=rf"simd: this process has started with .*, not {other}"):
+        runtime.configure(other)
+    with pytest.raises(OptionError, match=r"kernel cache: this process has started with .*, not elsewhere"):
+        runtime.configure("auto", "elsewhere")
 
 
 def test_waiting_workers_soon_give_their_processor_away():
