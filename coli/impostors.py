@@ -1,7 +1,13 @@
-"""What downloads leave in place of the real file, recognised by its first bytes.
+"""Files that are not what their name says: pipes, and what downloads leave in place of the real file.
 
-For readers of model files in `store` and `text`; knows no format and raises nothing.
+For readers of model files in `store`, `text` and `convert`; knows no format.
 """
+
+import errno
+import os
+import stat
+from pathlib import Path
+from typing import BinaryIO
 
 
 def impostor(start: bytes) -> str | None:
@@ -12,3 +18,17 @@ def impostor(start: bytes) -> str | None:
     if text.startswith((b"<!doctype", b"<html", b"<?xml")):
         return "a web page (of a login or an error?), not the file itself: download it again"
     return None
+
+
+def open_regular(path: Path) -> BinaryIO:
+    """Open a file to read; OSError for a pipe or device under its name, which could make us wait for ever."""
+    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+    try:
+        if stat.S_ISDIR(mode := os.fstat(descriptor).st_mode):
+            raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
+        if not stat.S_ISREG(mode):
+            raise OSError(errno.EINVAL, "not a regular file", str(path))
+        return os.fdopen(descriptor, "rb")
+    except BaseException:
+        os.close(descriptor)
+        raise

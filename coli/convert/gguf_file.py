@@ -18,6 +18,7 @@ from gguf.constants import GGML_QUANT_SIZES, GGUF_DEFAULT_ALIGNMENT, GGMLQuantiz
 from numpy.typing import NDArray
 
 from coli.errors import CheckpointError
+from coli.impostors import open_regular
 from coli.store.safetensors_file import read_exactly
 from coli.store.strict_json import refuse_impostor
 
@@ -106,7 +107,7 @@ class GgufFile:
 def read_header(path: Path) -> GgufHeader:
     """Read and check the header of the file at `path`; CheckpointError names the file, the field and the fault."""
     try:
-        with path.open("rb") as file:
+        with open_regular(path) as file:
             file_bytes = os.fstat(file.fileno()).st_size
             refuse_impostor(path, file.read(128))
             file.seek(0)

@@ -183,8 +183,10 @@ def _check(program: Program) -> None:
     if not program.flags.any():
         return
     layer_idx, which = (int(at[0]) for at in np.nonzero(program.flags.any(axis=2)))
-    if which == 0:
+    what = "the router's logits are not numbers" if which else "a key or value is not a number"
+    if which == 0 and program.is_f16:
         raise NumericError(
-            f"layer {layer_idx}: a key or value is not a number or too large for the cache; use --kv f32"
+            f"layer {layer_idx}: {what}, or too large for a float16 cache: use --kv f32; "
+            "should that fail too, the weights are damaged"
         )
-    raise NumericError(f"layer {layer_idx}: the router's logits are not numbers; the weights are damaged")
+    raise NumericError(f"layer {layer_idx}: {what}: the weights are damaged, convert the model again")

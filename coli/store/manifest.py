@@ -80,6 +80,8 @@ class Manifest:
             return _manifest(data)
         except (KeyError, TypeError, ValueError, AttributeError) as error:
             reason = f"missing {error}" if isinstance(error, KeyError) else str(error)
+            if isinstance(error, TypeError | AttributeError):
+                reason = "an entry is not of the type it should be"
             raise CheckpointError(f"{path}: damaged: {reason[:120]}: convert the model again") from None
 
 

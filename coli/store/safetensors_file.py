@@ -16,6 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from coli.errors import CheckpointError, ReadError
+from coli.impostors import open_regular
 from coli.store.strict_json import parse_object, refuse_impostor
 
 MAX_HEADER_BYTES = 100_000_000
@@ -55,7 +56,7 @@ class SafetensorsHeader:
 def read_header(path: Path) -> SafetensorsHeader:
     """Read and check the header of the file at `path`; CheckpointError names the file, the tensor and the fault."""
     try:
-        with path.open("rb") as file:
+        with open_regular(path) as file:
             file_bytes = os.fstat(file.fileno()).st_size
             prefix = file.read(8)
             refuse_impostor(path, prefix + file.read(120))

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from coli.errors import CheckpointError
-from coli.impostors import impostor
+from coli.impostors import impostor, open_regular
 
 MAX_CONFIG_BYTES = 8 << 20
 
@@ -22,7 +22,7 @@ def read_object(path: Path, max_bytes: int = MAX_CONFIG_BYTES) -> dict[str, Any]
 def read_text_file(path: Path, max_bytes: int = MAX_CONFIG_BYTES) -> bytes:
     """The bytes of a file that should hold JSON; CheckpointError if it is missing, too large or a known impostor."""
     try:
-        with path.open("rb") as file:
+        with open_regular(path) as file:
             data = file.read(max_bytes + 1)
     except OSError as error:
         raise CheckpointError(f"{path}: cannot be read: {error.strerror or error}") from None
@@ -46,7 +46,8 @@ def parse_object(data: bytes, where: str) -> dict[str, Any]:
     except UnicodeDecodeError as error:
         raise CheckpointError(f"{where}: not UTF-8 text (byte {error.start})") from None
     except json.JSONDecodeError as error:
-        raise CheckpointError(f"{where}: not valid JSON: {error.msg} at line {error.lineno}") from None
+        fault = f"{error.msg.removesuffix(' at')} at line {error.lineno}"
+        raise CheckpointError(f"{where}: not valid JSON: {fault}: damaged or cut short, get the file again") from None
     except _DuplicateKey as error:
         raise CheckpointError(f"{where}: key {error.args[0]!r} appears twice") from None
     except (RecursionError, ValueError) as error:

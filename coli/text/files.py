@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from coli.errors import TokenizerError
-from coli.impostors import impostor
+from coli.impostors import impostor, open_regular
 
 JSON_CAP = 16 * 2**20  # bytes; the largest tokenizer_config.json in the wild is about 3 MB
 
@@ -19,7 +19,7 @@ JSON_CAP = 16 * 2**20  # bytes; the largest tokenizer_config.json in the wild is
 def read_text(path: Path, cap: int) -> str | None:
     """UTF-8 text of a file of at most `cap` bytes; None when there is no such file."""
     try:
-        with path.open("rb") as file:
+        with open_regular(path) as file:
             data = file.read(cap + 1)
     except FileNotFoundError:
         return None
