@@ -22,7 +22,7 @@ ALLOWED = {
     "drafts": {"kernels", "grammar", "options"},
     "engine": {"kernels", "model", "drafts", "options"},
     "text": {"impostors"},
-    "convert": {"kernels", "store", "model", "text", "process_use"},
+    "convert": {"kernels", "store", "model", "text", "impostors", "process_use"},
     "report": {"engine", "store", "drafts", "process_use"},
 }
 # engine takes SamplerOptions and other frozen values; a flag or path never reaches it
