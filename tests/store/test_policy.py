@@ -76,9 +76,7 @@ def test_decoding_equals_a_cache_that_looks_at_every_key(
 ) -> None:
     policy = one_pool(slots, order)
     unions = [
-        (layer_idx, ids[0].tolist())
-        for forward in routes(seed, 20, L, E, A)
-        for layer_idx, ids in enumerate(forward)
+        (layer_idx, ids[0].tolist()) for forward in routes(seed, 20, L, E, A) for layer_idx, ids in enumerate(forward)
     ]
     hits = []
     for layer_idx, ids in unions:
