@@ -16,6 +16,10 @@ runtime.configure(sys.argv[1], os.environ.get("COLI_KERNEL_CACHE"), int(sys.argv
 import numpy as np  # noqa: E402
 from forward_runs import Runner  # noqa: E402
 
+from coli.model import layers  # noqa: E402
+
+layers.SMALL_WORK = 0  # these models are too small for two threads otherwise
+
 IDS = [(17 * i * i + 5 * i + 3) % 250 for i in range(40)]
 CUTS = ([1] * 40, [40], [3, 16, 21], [7, 33])
 PARENTS = [-1, 0, 0, 1, 2, 2, 5, 3]

@@ -13,8 +13,10 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from containers import ORACLE
+from forward_runs import Runner
 from simulator import predict
 from slow_drafts import SlowCorpus
 
@@ -140,6 +142,15 @@ def test_a_replay_takes_the_simulated_forwards(llm: LLM, tmp_path: Path, number:
         counters = result.report["drafts"]["corpus"]
         assert (counters["proposed"], counters["accepted"]) == (slow.proposed, slow.accepted)
         assert slow.accepted >= 0.9 * (tokens - 3 - prediction.forwards)
+
+
+def test_logits_are_the_same_in_any_cut_and_on_any_number_of_threads(moe_q4: Path) -> None:
+    ids = (REFERENCE[8]["prompt_ids"] + REFERENCE[8]["greedy_ids"])[:80]
+    alone = Runner(moe_q4, threads=1, kv="f16").chunks(ids, [1] * 80)
+    for threads in (1, 2):
+        runner = Runner(moe_q4, threads=threads, kv="f16")
+        for cut in ([80], [2] * 40, [17, 63], [64, 16]):
+            assert np.array_equal(runner.chunks(ids, cut), alone), (threads, cut)
 
 
 MORE = [
