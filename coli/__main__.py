@@ -1,6 +1,6 @@
 """`python -m coli` is the same as `coli`."""
 
-from coli.cli.main import main
+from coli.cli.entry import main
 
 if __name__ == "__main__":
     main()

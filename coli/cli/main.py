@@ -1,23 +1,26 @@
 """The entry point: finds the command, runs it, and turns whatever goes wrong into one line and an exit status.
 
 Commands are imported only when they are used, so `coli --version` and `--help` stay fast. Exit status: 0 ok, 1 failure,
-2 usage or a refused setting, 130 interrupted, 141 output closed. No traceback unless COLI_DEBUG asks for it.
+2 usage or a refused setting, 130 interrupted, 141 output closed, 143 terminated. No traceback unless COLI_DEBUG asks
+for it.
 """
 
 from __future__ import annotations
 
-import contextlib
+import functools
 import importlib
 import os
 import signal
 import sys
+import threading
 import traceback
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from types import FrameType
 
 import click
 
 from coli import __version__
+from coli.cli import entry
 from coli.cli.streams import one_line, write_error
 from coli.errors import ColiError
 from coli.options import debug_wanted
@@ -66,7 +69,7 @@ def cli() -> None:
 def main(args: Sequence[str] | None = None) -> None:
     """Run the command line and leave the process with its exit status."""
     _fill_closed_streams()
-    _install_interrupt()
+    _install_signals()
     status = run(sys.argv[1:] if args is None else args)
     try:
         sys.stdout.flush()
@@ -88,6 +91,8 @@ def run(args: Sequence[str]) -> int:
         with cli.make_context("coli", list(args)) as context:
             cli.invoke(context)
         return 0
+    except _Stopped as stopped:
+        return 128 + stopped.number
     except (KeyboardInterrupt, click.Abort):
         return INTERRUPTED
     except click.exceptions.Exit as leave:
@@ -130,17 +135,55 @@ def _refuse(error: click.ClickException) -> int:
     return _fail(f"{message[:1].lower()}{message[1:]}{hint}", 2)
 
 
-def _install_interrupt() -> None:
-    """First Ctrl-C: KeyboardInterrupt, so that files are closed; second: leave at once."""
-    if signal.getsignal(signal.SIGINT) is not signal.default_int_handler:
-        return  # ignored by whoever started us, or not the main thread's business
+class _Stopped(KeyboardInterrupt):
+    """Ctrl-C, or a polite request to end; `number` is the signal's."""
 
-    def interrupt(number: int, frame: FrameType | None) -> None:
-        signal.signal(signal.SIGINT, lambda number, frame: os._exit(INTERRUPTED))
-        raise KeyboardInterrupt
+    def __init__(self, number: int) -> None:
+        super().__init__(number)
+        self.number = number
 
-    with contextlib.suppress(ValueError):  # not in the main thread
-        signal.signal(signal.SIGINT, interrupt)
+
+def _install_signals() -> None:
+    """The first signal raises _Stopped, so that files are closed; the second ends the process at once.
+
+    Python runs handlers between its own instructions only. A kernel may keep it for seconds, so a thread of its own
+    hears of the second signal.
+    """
+    pairs: dict[signal.Signals, tuple[object, ...]] = {
+        signal.SIGINT: (signal.default_int_handler, entry.leave),
+        signal.SIGTERM: (signal.SIG_DFL,),
+    }
+    if hasattr(signal, "SIGHUP"):
+        pairs[signal.SIGHUP] = (signal.SIG_DFL,)
+    ours = [number for number, usual in pairs.items() if signal.getsignal(number) in usual]
+    if not ours or threading.current_thread() is not threading.main_thread():
+        return  # ignored by whoever started us, or not our business
+
+    def stop(number: int, frame: FrameType | None) -> None:
+        for each in ours:
+            signal.signal(each, entry.leave)
+        raise _Stopped(number)
+
+    def lost(raised: sys.UnraisableHookArgs, report: Callable[[sys.UnraisableHookArgs], object]) -> None:
+        if isinstance(raised.exc_value, _Stopped):  # inside a callback of the compiler: nobody above will see it
+            os._exit(128 + raised.exc_value.number)
+        report(raised)
+
+    sys.unraisablehook = functools.partial(lost, report=sys.unraisablehook)
+    for number in ours:
+        signal.signal(number, stop)
+    heard, told = os.pipe()
+    os.set_blocking(told, False)
+    signal.set_wakeup_fd(told, warn_on_full_buffer=False)
+    threading.Thread(target=_leave_at_the_second, args=(heard, ours), name="coli-signals", daemon=True).start()
+
+
+def _leave_at_the_second(heard: int, numbers: Sequence[int]) -> None:
+    stops = 0
+    while byte := os.read(heard, 1):
+        stops += byte[0] in numbers
+        if stops > 1:
+            os._exit(128 + byte[0])
 
 
 def _fill_closed_streams() -> None:

@@ -1,4 +1,5 @@
 import ast
+import contextlib
 import dataclasses
 import signal
 import subprocess
@@ -17,6 +18,47 @@ WITH_FAKE = (
     "fake_llm.behaviour.endless = '--endless' in sys.argv and (sys.argv.remove('--endless') or True); "
     "from coli.cli.main import main; main()"
 )
+
+# Says one word, then computes for long without looking at signals, as a kernel does.
+DEAF = """
+import hashlib, os, sys
+sys.path[:0] = [sys.argv.pop(1)]
+from cli import fake_llm
+sys.modules["coli.llm"] = fake_llm
+def pieces():
+    yield "Paris"
+    os.write(1, b"!")
+    hashlib.pbkdf2_hmac("sha256", b"", b"", 2**31 - 1)
+fake_llm.behaviour.pieces = pieces()
+from coli.cli.main import main
+main()
+"""
+# Ctrl-C arrives in a callback from C, where the compiler of the kernels makes them and exceptions are dropped.
+CALLBACK = """
+import ctypes, signal, sys
+sys.path[:0] = [sys.argv.pop(1)]
+from cli import fake_llm
+sys.modules["coli.llm"] = fake_llm
+def pieces():
+    yield "Paris"
+    ctypes.CFUNCTYPE(None)(lambda: signal.raise_signal(signal.SIGINT))()
+    yield "London"
+fake_llm.behaviour.pieces = pieces()
+from coli.cli.main import main
+main()
+"""
+# Ctrl-C arrives while the command line is being imported.
+EARLY = """
+import os, signal, sys
+sys.argv.pop(1)
+class Finder:
+    def find_spec(self, name, path, target=None):
+        if name == "coli.cli.main":
+            os.kill(os.getpid(), signal.SIGINT)
+sys.meta_path.insert(0, Finder())
+from coli.cli.entry import main
+main()
+"""
 
 
 def start(*args, code=WITH_FAKE, before=(), **kwargs):
@@ -112,6 +154,48 @@ def test_interrupt_ends_the_run_with_130_and_keeps_the_text_so_far(model):
         process.send_signal(signal.SIGINT)
         assert process.wait(timeout=300) == 130
         assert process.stderr.read() == b""
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
+def test_a_request_to_end_is_quiet_and_told_by_the_status(model, number):
+    with start("run", "--model", model, "--quiet", "--endless", "hi", stdout=subprocess.PIPE) as process:
+        assert process.stdout.read(5) == b"Paris"
+        process.send_signal(number)
+        assert process.wait(timeout=300) == 128 + number
+        assert process.stderr.read() == b""
+
+
+def test_the_second_interrupt_ends_a_kernel_that_does_not_listen(model):
+    with start("run", "--model", model, "--quiet", "hi", stdout=subprocess.PIPE, code=DEAF) as process:
+        assert process.stdout.read(6) == b"Paris!"
+        process.send_signal(signal.SIGINT)
+        with contextlib.suppress(subprocess.TimeoutExpired):  # raised unless the kernel had not quite begun
+            process.wait(timeout=0.3)
+        process.send_signal(signal.SIGINT)
+        assert process.wait(timeout=60) == 130
+        assert process.stderr.read() == b""
+
+
+def test_interrupt_in_a_callback_from_c_is_not_lost(model):
+    with start("run", "--model", model, "--quiet", "hi", stdout=subprocess.PIPE, code=CALLBACK) as process:
+        assert process.wait(timeout=300) == 130
+        assert (process.stdout.read(), process.stderr.read()) == (b"Paris", b"")
+
+
+def test_interrupt_during_the_imports_is_quiet(model):
+    with start("run", "--model", model, "hi", stdout=subprocess.PIPE, code=EARLY) as process:
+        assert process.wait(timeout=300) == 130
+        assert (process.stdout.read(), process.stderr.read()) == (b"", b"")
+
+
+def test_ignored_signals_stay_ignored(model):
+    shell = ["sh", "-c", 'trap "" HUP; exec "$@"', "sh"]
+    with start("run", "--model", model, "--quiet", "--endless", "hi", stdout=subprocess.PIPE, before=shell) as process:
+        assert process.stdout.read(5) == b"Paris"
+        process.send_signal(signal.SIGHUP)
+        assert len(process.stdout.read(200_000)) == 200_000
+        process.send_signal(signal.SIGINT)
+        assert process.wait(timeout=300) == 130
 
 
 def test_text_is_flushed_as_it_comes(model):
