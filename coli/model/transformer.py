@@ -90,8 +90,14 @@ class Transformer:
         cache.append(len(token_ids))
         program = self._program(len(token_ids), cache)
         self._fill(program.inputs, cache, token_ids, positions, row_paths(start, len(token_ids), parents))
+        # Python hears Ctrl-C between replays only: a prefill chunk goes layer by layer.
+        ends = program.layer_ends if len(token_ids) > MAX_TREE_ROWS else [len(program.tape)]
         call, at = 0, 0
-        while (call := self._replay(program, call)) < len(program.tape):
+        while call < len(program.tape):
+            end = next(end for end in ends if end > call)
+            call = self._replay(program, call, end)
+            if call == end:
+                continue
             stopped = next(i for i in range(at, len(program.points)) if program.points[i].plan_call == call)
             self._touch(program.points[at:stopped], prefill)
             self._stream(program, program.points[stopped], prefill)
