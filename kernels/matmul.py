@@ -16,9 +16,9 @@ from coli.kernels.activations import x_bytes
 from coli.kernels.microkernel import TILE, call_tile
 from coli.kernels.outer import OUTER, call_outer
 from coli.kernels.runtime import Stage, address, arguments, device, unpacker
-from coli.kernels.simd import fadd, load_f32x16, load_i64, store_f32x16
+from coli.kernels.simd import fadd, load_f32x16, load_i64, stack, store_f32x16
 
-unpack6 = unpacker(6)
+unpack6, tile_sums = unpacker(6), stack(1024)
 
 KIND_F32, KIND_Q8, KIND_Q4 = 0, 1, 2
 WEIGHT_BYTES = (16 * 32 * 4, 512, 256)  # per tile and group, by kind
@@ -72,6 +72,7 @@ def _run_tiles(tile, outer, job, kind, t0, t1, groups, rows, x, out):
                 outer, 0, rows, some, x, k * 4, weights + t * k * 64, 64, k * 64, k, out + 64 * t, stride * 4, 64, 1
             )
     else:
+        sums = tile_sums()
         blocks = max(1, (rows + 15) // 16)
         base, extra = rows // blocks, rows % blocks
         span = max(1, 262144 // (16 * groups * 40))
@@ -82,8 +83,13 @@ def _run_tiles(tile, outer, job, kind, t0, t1, groups, rows, x, out):
                 for i in range(i0, min(blocks, i0 + span)):
                     s0 = i * base + min(i, extra)
                     n = base + 1 if i < extra else base
-                    call_tile(tile, kind, n, w, ws, x + s0 * groups * 40, groups, o + 4 * s0 * stride, stride)
-    if bias != 0:
+                    call_tile(tile, kind, n, w, ws, x + s0 * groups * 40, groups, sums, 16)
+                    for s in range(n):
+                        v = load_f32x16(sums + 64 * s)
+                        if bias != 0:
+                            v = fadd(v, load_f32x16(bias + 64 * t))
+                        store_f32x16(o + 4 * (s0 + s) * stride, v)
+    if kind == 0 and bias != 0:
         for s in range(rows):
             for t in range(t0, t1):
                 o = out + 4 * s * stride + 64 * t

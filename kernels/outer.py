@@ -30,7 +30,7 @@ from coli.kernels.simd import (
 
 # (most rows m, blocks) whose accumulators fit the registers: 32 of 512 bits, 16 of 256 bits, 16 of 128 bits
 WIDE = ((12, 1), (6, 2), (3, 4))
-NARROW = ((6, 1), (3, 2), (1, 4))
+NARROW = ((6, 1), (2, 2), (1, 4))
 SMALL = ((2, 1), (1, 2), (1, 4))
 
 

@@ -89,6 +89,10 @@ def configure(simd: str = "auto", cache_dir: Path | str | None = None, threads: 
     os.putenv("GOMP_SPINCOUNT", SPIN_COUNT)  # libgomp reads it once, when the next line loads it
     _state.layer = _choose_layer()
     numba.config.THREADING_LAYER = _state.layer
+    if simd_path_of(_magic()) != "avx512":
+        # With 16 registers LLVM's machine scheduler loads early and spills; the order in which we emit is a third
+        # faster. With 32 registers it is the other way round.
+        binding.set_option("coli", "-enable-misched=false")
     _state.settings = settings
 
 
@@ -163,10 +167,7 @@ def _ensure_configured() -> None:
 def simd_path() -> str:
     """avx512, avxvnni, avx2 or generic: the path the integer products are compiled for."""
     _ensure_configured()
-    found = features_of(_magic())
-    if {"avx512vnni", "avx512bw"} <= found:
-        return "avx512"
-    return "avxvnni" if "avxvnni" in found else "avx2" if "avx2" in found else "generic"
+    return simd_path_of(_magic())
 
 
 def threading_layer() -> str:
@@ -210,8 +211,13 @@ def _magic() -> tuple[str, str, str]:
     return cpu_target.target_context.codegen().magic_tuple()
 
 
-def features_of(magic: tuple[str, str, str]) -> set[str]:
-    return {name[1:] for name in magic[2].split(",") if name.startswith("+")}
+def simd_path_of(magic: tuple[str, str, str]) -> str:
+    """The path for numba's (triple, processor, features). It is part of its cache key: a path chosen from it can never
+    be stale in the cache."""
+    found = {name[1:] for name in magic[2].split(",") if name.startswith("+")}
+    if {"avx512vnni", "avx512bw"} <= found:
+        return "avx512"
+    return "avxvnni" if "avxvnni" in found else "avx2" if "avx2" in found else "generic"
 
 
 def _marker() -> Path:

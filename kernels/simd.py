@@ -360,3 +360,18 @@ store_i8x16 = op(
 )  # the low byte of every lane
 store_u16x16 = op(lambda c, b, a, x: store(b, b.trunc(x, V(I16, 16)), pointer(b, a), 0), types.void, i64, i32x16)
 load_i8x16 = op(lambda c, b, a: b.sext(load(b, pointer(b, a), 0, V(I8, 16)), VI), i32x16, i64)
+
+
+def stack(size):
+    """An intrinsic () -> address of `size` bytes of the caller's stack frame, 64-byte aligned."""
+
+    def codegen(context, b, _sig, _args):
+        memory = cgutils.alloca_once(b, I8, const(I64, size))
+        memory.align = 64
+        return b.ptrtoint(memory, I64)
+
+    @intrinsic
+    def stack_memory(typingctx):
+        return i64(), codegen
+
+    return stack_memory
