@@ -41,13 +41,18 @@ class LLM:
         self._sources = SourceLibrary(self.spec.vocab_size, lambda: tokenizer.fingerprint, notice, tokenizer)
 
     @classmethod
-    def open(cls, path: Path, options: EngineOptions, notice: Notice) -> LLM:
+    def open(
+        cls, path: Path, options: EngineOptions, notice: Notice, tokenizer: Callable[[], Tokenizer] | None = None
+    ) -> LLM:
         """Open the container in folder `path`; weights are loaded with the first response.
+
+        `tokenizer` gives the folder's tokenizer where somebody has begun to open it (text.loading).
 
         Raises NotConvertedError, CheckpointError, TokenizerError, UnsupportedModelError, OptionError.
         """
         runtime.configure(options.simd, options.kernel_cache, options.threads)
-        return cls(Container.open(path), Tokenizer.load(path), options, notice)
+        container = Container.open(path)
+        return cls(container, Tokenizer.load(path) if tokenizer is None else tokenizer(), options, notice)
 
     def __enter__(self) -> LLM:
         return self

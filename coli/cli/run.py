@@ -36,9 +36,12 @@ def command(prompt: tuple[str, ...], **flags: Any) -> None:
     text = None if settings["prompt_ids"] is not None else read_prompt(prompt, settings["prompt"])
     path = model_path(settings)
     streams.progress(f"loading {path}")
+    from coli.text.loading import load_meanwhile
+
+    tokenizer = load_meanwhile(path)
     from coli.llm import LLM  # numba and the kernels take a second: only now
 
-    with LLM.open(path, engine_options(settings), streams.notice) as llm:
+    with LLM.open(path, engine_options(settings), streams.notice, tokenizer) as llm:
         ids = _prompt_ids(llm, text, settings, streams)
         generation = llm.generate(ids, generate_options(settings), draft_options(settings))
         streams.progress(f"reading {len(ids)} prompt tokens")
