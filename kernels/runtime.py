@@ -6,6 +6,7 @@ the work. Stages are compiled on first use, one by one, and all go through one p
 costs one small compilation and jitted code can call any stage by address. One thread at a time calls kernels.
 """
 
+import contextlib
 import hashlib
 import os
 import stat
@@ -36,6 +37,7 @@ AVX2_NAME, AVX2_FEATURES = (
     + ("+pclmul,+popcnt,+sse,+sse2,+sse3,+ssse3,+sse4.1,+sse4.2"),
 )
 SPIN_COUNT = "1000"  # of GNU OpenMP: a waiting worker looks this often (some 10 us) before it gives its processor away
+CACHE_BYTES = 4 << 20  # room the compiled kernels need
 _WORD, _DOUBLE = struct.Struct("<q"), struct.Struct("<d")
 
 
@@ -52,7 +54,7 @@ class _State:
 
     def __init__(self) -> None:
         self.settings: tuple[str, str | None] | None = None
-        self.cache_dir = Path()
+        self.caches = True
         self.cache_note: str | None = None
         self.threads = 1
         self.layer = ""
@@ -69,7 +71,7 @@ def configure(simd: str = "auto", cache_dir: Path | str | None = None, threads: 
 
     simd       auto | avx512 | avx2 | generic; OptionError when this processor cannot execute it
     cache_dir  None is ~/.cache/coli; a folder below it is keyed by a hash of all kernel sources. Where it cannot be
-               written, a private temporary folder is used and `cache_note()` says so
+               written, a private temporary folder is used, else none, and `cache_note()` says so
     threads    None is one per usable processor
 
     The first call decides for the process. A later one may leave simd and cache_dir open and give any number of threads
@@ -85,7 +87,9 @@ def configure(simd: str = "auto", cache_dir: Path | str | None = None, threads: 
     _state.threads = threads or usable
     numba.config.NUMBA_NUM_THREADS = max(_state.threads, 1)
     numba.config.LOOP_VECTORIZE = 0  # vectors are written out; automatic ones only cost compile time
-    numba.config.CACHE_DIR = str(_choose_cache(cache_dir))
+    folder = _choose_cache(cache_dir)
+    _state.caches = folder is not None
+    numba.config.CACHE_DIR = str(folder or "")
     os.putenv("GOMP_SPINCOUNT", SPIN_COUNT)  # libgomp reads it once, when the next line loads it
     _state.layer = _choose_layer()
     numba.config.THREADING_LAYER = _state.layer
@@ -123,19 +127,34 @@ def _choose_layer() -> str:
     return "omp"
 
 
-def _choose_cache(cache_dir: Path | str | None) -> Path:
+def _choose_cache(cache_dir: Path | str | None) -> Path | None:
+    name = f"kernels-{_source_hash()}"
     try:
         base = Path(cache_dir) if cache_dir is not None else Path.home() / ".cache" / "coli"
-        return _private_folder(base / f"kernels-{_source_hash()}")
-    except (OSError, RuntimeError) as problem:  # RuntimeError: no home directory
-        reason = getattr(problem, "strerror", None) or str(problem)
+    except RuntimeError as problem:  # no home directory
+        reason = str(problem)
+    else:
+        try:
+            return _private_folder(base / name)
+        except OSError as problem:
+            reason = f"{base}: {problem.strerror or problem}"
     user = os.getuid() if hasattr(os, "getuid") else "user"
+    folder: Path | None
     try:
-        folder = _private_folder(Path(tempfile.gettempdir()) / f"coli-{user}" / f"kernels-{_source_hash()}")
+        folder = _private_folder(Path(tempfile.gettempdir()) / f"coli-{user}" / name)
     except OSError:
-        folder = Path(tempfile.mkdtemp(prefix="coli-kernels-"))
-    _state.cache_note = f"kernel cache: {reason}; using {folder}"
+        folder = _fresh_folder()
+    place = (
+        f"using {folder}" if folder else "nor can a temporary folder be written: kernels are compiled at every start"
+    )
+    _state.cache_note = f"kernel cache: {reason}; {place}"
     return folder
+
+
+def _fresh_folder() -> Path | None:
+    with contextlib.suppress(OSError):
+        return _private_folder(Path(tempfile.mkdtemp(prefix="coli-kernels-")) / "kernels")
+    return None
 
 
 def _private_folder(folder: Path) -> Path:
@@ -145,7 +164,10 @@ def _private_folder(folder: Path) -> Path:
         status = place.stat()
         if hasattr(os, "getuid") and (status.st_uid not in (os.getuid(), 0) or status.st_mode & stat.S_IWOTH):
             raise PermissionError(13, f"{place} belongs to or can be written by another user")
-    with tempfile.TemporaryFile(dir=folder):
+    with tempfile.TemporaryFile(dir=folder) as file:
+        if not any(folder.glob("complete-*")):
+            file.write(bytes(CACHE_BYTES))
+            file.flush()  # on a full disk this fails here and not after the compilation
         return folder
 
 
@@ -182,6 +204,12 @@ def threads() -> int:
     return _state.threads
 
 
+def caches() -> bool:
+    """Whether compiled code is kept for the next process."""
+    _ensure_configured()
+    return _state.caches
+
+
 def cache_note() -> str | None:
     """One line when the cache folder is a fallback."""
     _ensure_configured()
@@ -192,7 +220,7 @@ def cold() -> bool:
     """Whether kernels will be compiled (some 20 s) rather than loaded: nobody has completed `warm` for these sources,
     this numba and this processor."""
     _ensure_configured()
-    return not _marker().exists()
+    return not (_state.caches and _marker().exists())
 
 
 def warm(stages: "tuple[Stage, ...] | None" = None) -> None:
@@ -204,7 +232,8 @@ def warm(stages: "tuple[Stage, ...] | None" = None) -> None:
     _launcher()
     for stage in stages:
         _ = stage.address
-    _marker().touch()
+    if _state.caches:
+        _marker().touch()
 
 
 def _magic() -> tuple[str, str, str]:
@@ -242,7 +271,7 @@ class Routine:
         if self._compiled is None:
             _ensure_configured()
             signature = types.void(*[types.int64] * self.arguments)
-            self._compiled = numba.cfunc(signature, cache=True, error_model="numpy")(self.function)
+            self._compiled = numba.cfunc(signature, cache=_state.caches, error_model="numpy")(self.function)
         return self._compiled.address
 
 
@@ -318,7 +347,7 @@ def _launcher() -> Callable[..., None]:
     if _state.launch is None:
         _ensure_configured()
         signature = types.void(types.int64, types.int64[::1], types.int64)
-        _state.launch = numba.njit(signature, parallel=True, nogil=True, cache=True)(_launch)
+        _state.launch = numba.njit(signature, parallel=True, nogil=True, cache=_state.caches)(_launch)
     return _state.launch
 
 

@@ -64,7 +64,7 @@ class _Loop:
         if cls.compiled is None:
             words = types.int64[::1]
             signature = types.int64(types.int64[:, ::1], types.int64, types.int64, words, words)
-            cls.compiled = numba.njit(signature, parallel=True, nogil=True, cache=True)(_replay)
+            cls.compiled = numba.njit(signature, parallel=True, nogil=True, cache=runtime.caches())(_replay)
         return cls.compiled
 
 

@@ -1,9 +1,12 @@
 """Configuration of the kernels: refused paths, cache folders, and what a cold cache says about itself."""
 
+import errno
 import json
 import os
 import subprocess
 import sys
+import tempfile
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -48,7 +51,7 @@ def test_threads_are_taken_as_given(tmp_path):
 def test_a_folder_that_cannot_be_written_falls_back_with_a_note(tmp_path):
     (tmp_path / "file").write_text("")
     report, stderr = run("auto", str(tmp_path / "file" / "cache"), TMPDIR=str(tmp_path))
-    assert report[2].startswith("kernel cache: Not a directory; using ")
+    assert report[2].startswith(f"kernel cache: {tmp_path / 'file' / 'cache'}: Not a directory; using ")
     assert str(tmp_path) in report[2]
     assert report[4] == [3.0]
     assert stderr == ""
@@ -62,6 +65,31 @@ def test_a_temporary_folder_of_somebody_else_is_not_trusted(tmp_path):
     report, _ = run("auto", str(tmp_path / "file" / "cache"), TMPDIR=str(tmp_path))
     assert f"using {shared}" not in report[2]
     assert report[4] == [3.0]
+
+
+def full_disk(folder: Path) -> None:
+    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+
+def test_without_any_folder_kernels_are_compiled_at_every_start(monkeypatch, tmp_path):
+    monkeypatch.setattr(runtime, "_state", runtime._State())
+    monkeypatch.setattr(runtime, "_private_folder", full_disk)
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    assert runtime._choose_cache(tmp_path) is None
+    note = f"kernel cache: {tmp_path}: No space left on device; nor can a temporary folder be written: kernels are"
+    assert runtime._state.cache_note.startswith(note)
+
+
+def test_kernels_run_without_a_cache(tmp_path):
+    script = REPORT.replace("runtime.configure(", "runtime._choose_cache = lambda folder: None\nruntime.configure(")
+    done = subprocess.run(
+        [sys.executable, "-c", script, "[]"], capture_output=True, text=True, timeout=300,
+        env={**os.environ, "HOME": str(tmp_path)},
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    before, after, _, _, bad = json.loads(done.stdout)
+    assert (before, after, bad) == (True, True, [3.0])
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_an_unknown_path_is_refused():
