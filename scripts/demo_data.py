@@ -359,8 +359,8 @@ WEIGHTS = {
     "event": 12,
     "ticket": 12,
     "ndjson": 16,
-    "call": 8,
-    "sentence": 6,
+    "call": 12,
+    "sentence": 10,
 }
 
 

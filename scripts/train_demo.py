@@ -37,7 +37,7 @@ class Plan:
 
     seed: int = 7
     processes: int = 2
-    steps: int = 3000
+    steps: int = 2700
     tokens: int = 1200  # per process and step
     rate: float = 3e-3
     warmup: int = 100
