@@ -34,8 +34,13 @@ def write_json(path: Path, value: Mapping[str, Any]) -> None:
     if path == STDOUT:
         write_output(data)
     elif path.exists() and not path.is_file():  # a pipe or a device: nothing to rename
-        with path.open("wb") as file:
-            file.write(data)
+        try:
+            with path.open("wb") as file:
+                file.write(data)
+        except BrokenPipeError:
+            raise
+        except OSError as error:
+            raise OSError(error.errno, error.strerror, str(path)) from None
     else:
         _replace(path.resolve(), data)
 

@@ -14,6 +14,7 @@ import signal
 import sys
 import threading
 import traceback
+import warnings
 from collections.abc import Callable, Sequence
 from types import FrameType
 
@@ -70,6 +71,8 @@ def main(args: Sequence[str] | None = None) -> None:
     """Run the command line and leave the process with its exit status."""
     _fill_closed_streams()
     _install_signals()
+    if not sys.warnoptions and not debug_wanted():
+        warnings.simplefilter("ignore")  # those of libraries: standard error is for our lines
     status = run(sys.argv[1:] if args is None else args)
     try:
         sys.stdout.flush()

@@ -1,6 +1,7 @@
 import ast
 import contextlib
 import dataclasses
+import os
 import signal
 import subprocess
 import sys
@@ -29,6 +30,19 @@ def pieces():
     yield "Paris"
     os.write(1, b"!")
     hashlib.pbkdf2_hmac("sha256", b"", b"", 2**31 - 1)
+fake_llm.behaviour.pieces = pieces()
+from coli.cli.main import main
+main()
+"""
+# A library warns, as numba does where it finds no semaphores.
+WARNING = """
+import sys, warnings
+sys.path[:0] = [sys.argv.pop(1)]
+from cli import fake_llm
+sys.modules["coli.llm"] = fake_llm
+def pieces():
+    warnings.warn("look here", RuntimeWarning)
+    yield "Paris"
 fake_llm.behaviour.pieces = pieces()
 from coli.cli.main import main
 main()
@@ -174,6 +188,14 @@ def test_the_second_interrupt_ends_a_kernel_that_does_not_listen(model):
         process.send_signal(signal.SIGINT)
         assert process.wait(timeout=60) == 130
         assert process.stderr.read() == b""
+
+
+@pytest.mark.parametrize(("debug", "shown"), [("", False), ("1", True)])
+def test_warnings_of_libraries_are_for_debugging(model, debug, shown):
+    environ = {name: value for name, value in os.environ.items() if name != "PYTHONWARNINGS"} | {"COLI_DEBUG": debug}
+    with start("run", "--model", model, "--quiet", "hi", stdout=subprocess.PIPE, code=WARNING, env=environ) as process:
+        assert process.wait(timeout=300) == 0
+        assert (b"RuntimeWarning: look here" in process.stderr.read()) == shown
 
 
 def test_interrupt_in_a_callback_from_c_is_not_lost(model):

@@ -199,6 +199,11 @@ def test_json_to_stdout_holds_the_text(coli, fake, model):
     assert done.out.count("\n") == 1
 
 
+def test_json_to_a_device_that_is_full_names_it(coli, fake, model):
+    done = coli("run", "--model", model, "--quiet", "--json", "/dev/full", "hi")
+    assert (done.status, done.err) == (1, "coli: /dev/full: No space left on device\n")
+
+
 def test_numbers_json_does_not_have_never_reach_the_file(coli, fake, model, tmp_path):
     fake.report = {"ttft_s": math.nan}
     path = tmp_path / "report.json"
