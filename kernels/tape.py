@@ -64,7 +64,8 @@ class _Loop:
         if cls.compiled is None:
             words = types.int64[::1]
             signature = types.int64(types.int64[:, ::1], types.int64, types.int64, words, words)
-            cls.compiled = numba.njit(signature, parallel=True, nogil=True, cache=runtime.caches())(_replay)
+            with runtime.light_cache_loads():
+                cls.compiled = numba.njit(signature, parallel=True, nogil=True, cache=runtime.caches())(_replay)
         return cls.compiled
 
 
