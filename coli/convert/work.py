@@ -129,7 +129,7 @@ class WorkFolder:
 
 
 def refuse_destination(source: Path, destination: Path) -> None:
-    """OptionError unless `destination` is free: absent or an empty folder, and not inside the source."""
+    """OptionError unless `destination` is free: absent or an empty folder, neither inside the source nor the current folder."""
     if destination.resolve() == source.resolve() or source.resolve() in destination.resolve().parents:
         raise OptionError(f"{destination}: inside the source folder, which is never written to: choose another folder")
     if destination.is_symlink() or destination.is_file():
@@ -138,3 +138,5 @@ def refuse_destination(source: Path, destination: Path) -> None:
         raise OptionError(f"{destination}: already holds a coli model: delete it or choose another folder")
     if destination.is_dir() and any(destination.iterdir()):
         raise OptionError(f"{destination}: folder is not empty: choose a new one")
+    if destination.is_dir() and destination.samefile("."):  # it would be replaced, and the shell left in the old one
+        raise OptionError(f"{destination}: the current folder cannot become the model: choose a new name in it")

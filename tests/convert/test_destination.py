@@ -56,6 +56,14 @@ def test_an_empty_folder_is_filled(run: Run, tmp_path: Path) -> None:
     assert Container.open(tmp_path / "model").moe_layers == (0, 1)
 
 
+def test_the_current_folder_is_refused(run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "model").mkdir()
+    monkeypatch.chdir(tmp_path / "model")
+    with pytest.raises(OptionError, match="the current folder cannot become the model"):
+        run(FIXTURE)
+    assert [path.name for path in tmp_path.iterdir()] == ["model"]
+
+
 def test_parents_of_the_destination_are_made(run: Run, tmp_path: Path) -> None:
     run(FIXTURE, tmp_path / "a" / "b")
     assert Container.open(tmp_path / "a" / "b").moe_layers == (0, 1)
