@@ -43,8 +43,9 @@ from coli.kernels.transcendental import expf_x16
 
 unpack2, unpack4, unpack5, unpack9, unpack11, unpack12 = (unpacker(n) for n in (2, 4, 5, 9, 11, 12))
 
-V_SPAN = 64  # positions of V per pass over the heads of a unit
-QUERIES = 24  # (row, head) pairs that share a pass, at most, unless one row has more
+K_AHEAD = 8192  # bytes by which keys are prefetched; values are prefetched one span ahead
+V_SPAN = 16384  # bytes of V per pass over the heads of a unit: half of the first-level cache
+QUERIES = 32  # (row, head) pairs that share a pass, at most, unless one row has more
 
 
 # ------------------------------------------------------------------ cache writes
@@ -131,11 +132,12 @@ def _softmax_row(scores, base, first, stop, scale):
 def _add_values(outer, p, p_row, queries, v, count, dim, half, acc, acc_row, span):
     """acc[i, d] chains go on over `count` positions whose V rows start at v; p[i] at p + i*p_row."""
     size, chunks = 4 - 2 * half, (dim + 15) // 16
-    for done in range(0, count, 64):
-        n = min(64, count - done)
-        rows, source, step, block = v + size * dim * done, half, size * dim, size * 16
-        if dim % 16 != 0 or (half != 0 and queries > 12):
-            # whole chunks of 16 in float32, once for all queries
+    widen = dim % 16 != 0  # then copy to whole chunks of 16 in float32
+    most = max(8, min(64, V_SPAN // (64 * chunks if widen else size * dim)))
+    for done in range(0, count, most):
+        n = min(most, count - done)
+        rows, source, step, block, ahead = v + size * dim * done, half, size * dim, size * 16, size * dim * n
+        if widen:
             for t in range(n):
                 for d in range(0, dim, 16):
                     at, target = rows + size * (t * dim + d), span + 4 * (t * chunks * 16 + d)
@@ -146,8 +148,10 @@ def _add_values(outer, p, p_row, queries, v, count, dim, half, acc, acc_row, spa
                     else:
                         for e in range(dim - d):
                             store_f32(target + 4 * e, f32_from_half(load_u16(at + 2 * e)))
-            rows, source, step, block = span, 0, chunks * 64, 64
-        call_outer(outer, source, queries, chunks, p + 4 * done, p_row, rows, step, block, n, acc, acc_row, 64, 0)
+            rows, source, step, block, ahead = span, 0, chunks * 64, 64, 0
+        call_outer(
+            outer, source, queries, chunks, p + 4 * done, p_row, rows, step, block, n, acc, acc_row, 64, 0, ahead
+        )
 
 
 ADD_VALUES = Routine(_add_values, 11)
@@ -201,7 +205,7 @@ def _unit(args, first_row, rows, kv_head, scratch):
     if shared >= shared_stop:
         shared, shared_stop = 0, 0
     direct = max(base, min(direct, (limit + 15) & -16))
-    score_row = 4 * ((limit - base + 15) & -16)
+    score_row = 4 * ((limit - base + 15) & -16) + 64  # not a power of two: rows would meet in one cache set
 
     for r in range(rows):
         source = q + 4 * ((first_row + r) * q_stride + kv_head * group * dim)
@@ -211,17 +215,9 @@ def _unit(args, first_row, rows, kv_head, scratch):
         store_f32x16(acc + 4 * i, splat_f32(np.float32(0)))
 
     # scores: blocks that all rows read in place, then the rest row by row
-    widen = half != 0 and queries > 12  # then one conversion to float32 serves all queries
-    t, step = base, 16 if widen else direct - base
-    while t < direct:
-        source, width = k + size * t * dim, half
-        if widen:
-            for d in range(dim):
-                store_f32x16(block + 64 * d, load_h16(source + 32 * d))
-            source, width = block, 0
-        call_outer(outer, width, queries, step >> 4, q_copy, q_row, source, (4 - 2 * width) * 16, size * 16 * dim, dim,
-                   scores + 4 * (t - base), score_row, 64, 1)  # fmt: skip
-        t += step
+    if base < direct:
+        call_outer(outer, half, queries, (direct - base) >> 4, q_copy, q_row, k + size * base * dim, size * 16,
+                   size * 16 * dim, dim, scores, score_row, 64, 1, K_AHEAD)  # fmt: skip
     for r in range(rows):
         first, prefix, stop, solid, path = unpack5(table + 40 * r, 0)
         for t in range(max(direct, first & -16), stop, 16):
@@ -230,7 +226,7 @@ def _unit(args, first_row, rows, kv_head, scratch):
                 _gather_keys(k, prefix, path, t, min(stop, t + 16), dim, half, block)
                 source, width = block, 0
             call_outer(outer, width, group, 1, q_copy + r * group * q_row, q_row, source, (4 - 2 * width) * 16, 0, dim,
-                       scores + r * group * score_row + 4 * (t - base), score_row, 64, 1)  # fmt: skip
+                       scores + r * group * score_row + 4 * (t - base), score_row, 64, 1, K_AHEAD)  # fmt: skip
 
     # softmax, then V: what a row sees before the stretch that all share, the stretch, and what comes after it
     for r in range(rows):
@@ -350,7 +346,9 @@ def working_bytes(rows: int, heads: int, kv_heads: int, head_dim: int, positions
 
 
 def _rows_per_unit(rows: int, heads: int, kv_heads: int) -> int:
-    return max(1, min(rows, QUERIES * kv_heads // heads))
+    most = max(1, QUERIES * kv_heads // heads)
+    units = -(-rows // most)
+    return -(-rows // units) if units else 1
 
 
 def _thread_bytes(rows_per_unit: int, heads: int, kv_heads: int, head_dim: int, positions: int) -> int:

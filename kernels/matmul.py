@@ -24,6 +24,7 @@ KIND_F32, KIND_Q8, KIND_Q4 = 0, 1, 2
 WEIGHT_BYTES = (16 * 32 * 4, 512, 256)  # per tile and group, by kind
 JOB_COLUMNS = 10
 (JOB_KIND, JOB_WEIGHTS, JOB_SCALES, JOB_TILES, JOB_GROUPS, JOB_ROWS, JOB_X, JOB_OUT, JOB_STRIDE, JOB_BIAS) = range(10)
+AHEAD = 4096  # bytes by which float32 weights are prefetched
 L2_BYTES = 256 * 1024  # of activations per pass over the weights
 __all__ = ["JOB_COLUMNS", "KIND_F32", "KIND_Q4", "KIND_Q8", "job_table", "run_jobs", "x_bytes"]
 
@@ -69,7 +70,21 @@ def _run_tiles(tile, outer, job, kind, t0, t1, groups, rows, x, out):
         for t in range(t0, t1, 4):
             some = min(4, t1 - t)
             call_outer(
-                outer, 0, rows, some, x, k * 4, weights + t * k * 64, 64, k * 64, k, out + 64 * t, stride * 4, 64, 1
+                outer,
+                0,
+                rows,
+                some,
+                x,
+                k * 4,
+                weights + t * k * 64,
+                64,
+                k * 64,
+                k,
+                out + 64 * t,
+                stride * 4,
+                64,
+                1,
+                AHEAD,
             )
     else:
         sums = tile_sums()
