@@ -129,7 +129,7 @@ class WorkFolder:
 
 
 def refuse_destination(source: Path, destination: Path) -> None:
-    """OptionError unless `destination` is free: absent or an empty folder, neither inside the source nor the current folder."""
+    """OptionError unless `destination` is absent or an empty folder, not in the source, not the current folder."""
     if destination.resolve() == source.resolve() or source.resolve() in destination.resolve().parents:
         raise OptionError(f"{destination}: inside the source folder, which is never written to: choose another folder")
     if destination.is_symlink() or destination.is_file():
