@@ -257,7 +257,8 @@ def _marker() -> Path:
 
 @contextmanager
 def light_cache_loads() -> Iterator[None]:
-    """Inside this block numba loads cached code without setting up its typing registries first.
+    """Inside this block numba loads cached code without setting up its typing registries first, and compiles anew what
+    a crash or a full disk has damaged.
 
     Loading needs the symbols of numba's runtime only; the registries (0.3 s, a third of a short run) are set up by the
     compiler itself when something is not in the cache. Where numba's parts are not found under these names, it loads as
@@ -275,8 +276,13 @@ def light_cache_loads() -> Iterator[None]:
 
     def load_overload(self, signature, target_context):
         rtsys.initialize(target_context)
-        with self._guard_against_spurious_io_errors():
-            return self._load_overload(signature, target_context)
+        try:
+            with self._guard_against_spurious_io_errors():
+                return self._load_overload(signature, target_context)
+        except Exception:  # whatever unpickling damaged bytes comes to
+            self.flush()
+            _marker().unlink(missing_ok=True)
+            return None
 
     FunctionCache.load_overload = load_overload
     try:

@@ -44,6 +44,16 @@ def test_the_cache_is_cold_once(tmp_path):
     assert run("auto", folder)[0][:2] == [False, False]
 
 
+def test_a_damaged_cache_is_compiled_anew(tmp_path):
+    folder = str(tmp_path / "cache")
+    run("auto", folder)
+    index, code = sorted(tmp_path.rglob("*.nbi")), sorted(tmp_path.rglob("*.nbc"))
+    index[0].write_bytes(index[0].read_bytes()[:40])
+    code[-1].write_bytes(b"no pickle")
+    assert run("auto", folder)[0] == [False, False, None, os.cpu_count(), [3.0]]
+    assert code[-1].stat().st_size > 1000
+
+
 def test_threads_are_taken_as_given(tmp_path):
     assert run("auto", str(tmp_path), 3)[0][3] == 3
 
