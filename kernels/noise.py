@@ -8,18 +8,19 @@ gumbel = -log(-log(u)) in float64 with our own log, between -3.14 and 22.9.
 import numpy as np
 
 from coli.kernels.runtime import Stage, address, arguments, device, unpacker
-from coli.kernels.simd import bits_f32, load_f32, load_f64, load_i64, load_u8, store_f64, store_i64
+from coli.kernels.simd import bits_f32, load_f32, load_f64, load_i64, load_u8, stack, store_f64, store_i64
 from coli.kernels.transcendental import exp64, log64
 
 unpack3, unpack4, unpack6, unpack8 = unpacker(3), unpacker(4), unpacker(6), unpacker(8)
+sort_counts = stack(2048 * 8)
 
 GUMBEL_MAX = 22.9  # above -log(-log(1 - 2**-33)) = 22.87
 LN2 = 0.6931471805599453
 
 
 @device
-def _philox(block, position, seed, k):
-    """Word k of Philox4x32-10."""
+def _philox(block, position, seed):
+    """The four words of Philox4x32-10."""
     c0, c1 = np.uint32(block), np.uint32(position)
     c2, c3 = np.uint32(np.uint64(position) >> np.uint64(32)), np.uint32(0)
     k0, k1 = np.uint32(seed), np.uint32(np.uint64(seed) >> np.uint64(32))
@@ -34,11 +35,14 @@ def _philox(block, position, seed, k):
         )
         k0 = np.uint32(k0 + np.uint32(0x9E3779B9))
         k1 = np.uint32(k1 + np.uint32(0xBB67AE85))
-    if k == 0:
-        return c0
-    if k == 1:
-        return c1
-    return c2 if k == 2 else c3
+    return c0, c1, c2, c3
+
+
+@device
+def _word(words, k):
+    low = words[0] if k == 0 else words[1]
+    high = words[2] if k == 2 else words[3]
+    return low if k < 2 else high
 
 
 @device
@@ -52,7 +56,7 @@ def _gumbel(args, part, parts):
     seed, position, ids, n, out, words = unpack6(args, 0)
     for i in range(n * part // parts, n * (part + 1) // parts):
         token = load_i64(ids + 8 * i)
-        word = _philox(token // 4, position, seed, token % 4)
+        word = _word(_philox(token // 4, position, seed), token % 4)
         store_f64(out + 8 * i, np.float64(word) if words else _gumbel_of(word))
 
 
@@ -93,18 +97,25 @@ def _argmax(args, part, parts):
             peak, found = x, token
     if noisy != 0 and found >= 0:
         # the noise of the largest logit sets a floor; ids that cannot reach it need no noise
-        best = peak + _gumbel_of(_philox(found // 4, position, seed, found % 4))
-        for i in range(n):
-            token = load_i64(ids + 8 * i) if ids != 0 else i
-            x = np.float64(load_f32(logits + 4 * token))
-            if x + 22.9 < best or x != x or (allowed != 0 and load_u8(allowed + token) == 0):
+        best = peak + _gumbel_of(_word(_philox(found >> 2, position, seed), found & 3))
+        step = 1 if ids != 0 else 4  # neighbouring ids share a block of words
+        for i in range(0, n, step):
+            first = load_i64(ids + 8 * i) if ids != 0 else i
+            stop = first + 1 if ids != 0 else min(i + 4, n)
+            reach = -np.inf
+            for token in range(first, stop):
+                x = np.float64(load_f32(logits + 4 * token))
+                reach = x if x > reach else reach
+            if reach + GUMBEL_MAX < best:
                 continue
-            word = _philox(token // 4, position, seed, token % 4)
-            if x + _bound(word) < best:
-                continue
-            value = x + _gumbel_of(word)
-            if value > best or (value == best and token < found):
-                best, found = value, token
+            words = _philox(first >> 2, position, seed)
+            for token in range(first, stop):
+                x, word = np.float64(load_f32(logits + 4 * token)), _word(words, token & 3)
+                if x != x or x + _bound(word) < best or (allowed != 0 and load_u8(allowed + token) == 0):
+                    continue
+                value = x + _gumbel_of(word)
+                if value > best or (value == best and token < found):
+                    best, found = value, token
     store_i64(out, found)
     store_i64(out + 8, bad)
 
@@ -121,32 +132,27 @@ def _key(x, token):
 
 
 @device
-def _sift(keys, start, stop):
-    """Heap order (largest on top) below `start` in keys[0:stop]."""
-    root = start
-    while True:
-        child = 2 * root + 1
-        if child >= stop:
-            return
-        if child + 1 < stop and load_i64(keys + 8 * child) < load_i64(keys + 8 * child + 8):
-            child += 1
-        a, b = load_i64(keys + 8 * root), load_i64(keys + 8 * child)
-        if a >= b:
-            return
-        store_i64(keys + 8 * root, b)
-        store_i64(keys + 8 * child, a)
-        root = child
-
-
-@device
-def _heap_sort(keys, n):
-    for start in range(n // 2 - 1, -1, -1):
-        _sift(keys, start, n)
-    for stop in range(n - 1, 0, -1):
-        a, b = load_i64(keys), load_i64(keys + 8 * stop)
-        store_i64(keys, b)
-        store_i64(keys + 8 * stop, a)
-        _sift(keys, 0, stop)
+def _sort(keys, n, other, counts):
+    """Sort n keys by their bits 31..62, stable, in three passes of 11 bits; `other` holds n keys, and the result."""
+    source, target = keys, other
+    for shift in (31, 42, 53):
+        for i in range(2048):
+            store_i64(counts + 8 * i, 0)
+        for i in range(n):
+            at = counts + 8 * ((load_i64(source + 8 * i) >> shift) & 2047)
+            store_i64(at, load_i64(at) + 1)
+        total = 0
+        for i in range(2048):
+            count = load_i64(counts + 8 * i)
+            store_i64(counts + 8 * i, total)
+            total += count
+        for i in range(n):
+            key = load_i64(source + 8 * i)
+            at = counts + 8 * ((key >> shift) & 2047)
+            place = load_i64(at)
+            store_i64(target + 8 * place, key)
+            store_i64(at, place + 1)
+        source, target = target, source
 
 
 def _candidates(args, part, parts):
@@ -166,8 +172,9 @@ def _candidates(args, part, parts):
             usable += 1
             peak = max(peak, x)
     keep = min(top_k, usable) if top_k > 0 else usable
-    # widen the range below the peak until what it holds is enough; only that is sorted
-    margin, count, kept, total = 8.0, 0, 0, 0.0
+    # only what lies near the peak is sorted, unless that turns out not to be enough
+    counts = sort_counts()
+    margin, count, kept, total = 6.0, 0, 0, 0.0
     if top_k <= 0 or top_k >= usable:
         for i in range(n):
             x = load_f32(logits + 4 * i)
@@ -184,12 +191,12 @@ def _candidates(args, part, parts):
                 store_i64(ids + 8 * count, _key(x, i))
                 count += 1
         if not whole and top_k > 0 and top_k < usable and count < keep:
-            margin *= 4.0
+            margin = margin * 3.0 if margin < 30.0 else 1e9
             continue
-        _heap_sort(ids, count)
+        _sort(ids, count, chances, counts)
         limit = min(count, keep)
         for i in range(limit):
-            token = load_i64(ids + 8 * i) & 0x7FFFFFFF
+            token = load_i64(chances + 8 * i) & 0x7FFFFFFF
             store_i64(ids + 8 * i, token)
             store_f64(chances + 8 * i, exp64(np.float64(load_f32(logits + 4 * token)) - np.float64(peak)))
         if top_k > 0 and top_k < usable:
@@ -207,7 +214,7 @@ def _candidates(args, part, parts):
         complete = complete or (top_p < 1.0 and mass >= top_p * total)
         if complete or whole:
             break
-        margin *= 4.0
+        margin = margin * 3.0 if margin < 30.0 else 1e9
     for i in range(kept):
         store_f64(chances + 8 * i, load_f64(chances + 8 * i) / total)
     store_i64(out, kept)

@@ -280,7 +280,16 @@ def _load_part(c, b, a, n):
     fn = cgutils.get_or_insert_function(
         b.module, ir.FunctionType(VF, [p.type, I32, V(I1, 16), VF]), "llvm.masked.load.v16f32.p0"
     )
-    return b.call(fn, [p, const(I32, 4), _lane_mask(b, n), const(VF, 0.0)])
+    # masked memory operations are slow, also where the mask is full
+    with b.if_else(b.icmp_signed(">=", n, const(I64, 16))) as (whole, part):
+        with whole:
+            x, from_whole = load(b, p, 0, VF), b.block
+        with part:
+            y, from_part = b.call(fn, [p, const(I32, 4), _lane_mask(b, n), const(VF, 0.0)]), b.block
+    result = b.phi(VF)
+    result.add_incoming(x, from_whole)
+    result.add_incoming(y, from_part)
+    return result
 
 
 def _store_part(c, b, a, x, n):
@@ -288,7 +297,11 @@ def _store_part(c, b, a, x, n):
     fn = cgutils.get_or_insert_function(
         b.module, ir.FunctionType(ir.VoidType(), [VF, p.type, I32, V(I1, 16)]), "llvm.masked.store.v16f32.p0"
     )
-    b.call(fn, [x, p, const(I32, 4), _lane_mask(b, n)])
+    with b.if_else(b.icmp_signed(">=", n, const(I64, 16))) as (whole, part):
+        with whole:
+            store(b, x, p, 0)
+        with part:
+            b.call(fn, [x, p, const(I32, 4), _lane_mask(b, n)])
 
 
 # The first n lanes; the others read as 0 and are not touched in memory. n >= 16 is a whole vector.
