@@ -132,12 +132,15 @@ def groups(model: str, folder: Path, only: Sequence[str], common: Sequence[str])
         corpus = ("--corpus", write(folder, "orders.txt", line(other)))
         ngram = ("--draft", "8")
         beside = {"corpus": corpus, "n-gram": ngram}
-        flags = ("--raw", "--ngen", str(RECORD_TOKENS))
+        flags: tuple[str, ...] = ("--raw", "--ngen", str(RECORD_TOKENS))
         if wanted("orders"):
             together = {"compact + corpus + n-gram": (*compact, *corpus, *ngram)}
             found.append(Group("orders", flags, ORDERS, {"compact grammar": compact, **beside, **together}))
         if wanted("sloppy"):
             found.append(Group("sloppy", flags, SLOPPY, {"tolerant grammar": spaced, "compact grammar": compact}))
+    if wanted("varied"):
+        warm = ("--raw", "--ngen", str(RECORD_TOKENS), "--temp", "0.7", "--seed", "11")
+        found.append(Group("varied", warm, ORDERS, {"compact grammar": compact, "n-gram": ("--draft", "8")}))
     if wanted("prose"):
         found.append(Group("prose", ("--ngen", "256"), PROSE, {"compact grammar": compact}))
     if wanted("identity"):
@@ -212,7 +215,7 @@ def measure(model: str, group: Group, common: Sequence[str], rounds: int) -> boo
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("model", help="a converted model")
-    names = ("orders", "sloppy", "prose", "identity", "replay", "misses")
+    names = ("orders", "sloppy", "varied", "prose", "identity", "replay", "misses")
     parser.add_argument("--only", action="append", default=[], choices=names)
     parser.add_argument("--rounds", type=int, default=1)
     parser.add_argument("--threads", type=int)
