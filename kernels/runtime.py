@@ -226,13 +226,16 @@ def cold() -> bool:
 
 def warm(stages: "tuple[Stage, ...] | None" = None) -> None:
     """Compile or load the launcher and the stages a run needs (default: `coli.kernels.catalog.RUN`)."""
-    if stages is None:
-        from coli.kernels.catalog import RUN
+    from coli.kernels.catalog import RUN
+    from coli.kernels.precompile import helpers
 
-        stages = RUN
-    _launcher()
-    for stage in stages:
-        _ = stage.address
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    alone = stages is not None or not cold() or not _state.caches or _state.cache_note is not None
+    assert _state.settings is not None
+    with contextlib.nullcontext() if alone else helpers(*_state.settings, cores - 1):
+        _launcher()
+        for stage in RUN if stages is None else stages:
+            _ = stage.address
     if _state.caches:
         _marker().touch()
 

@@ -13,11 +13,11 @@ import pytest
 from llvmlite import binding
 
 from coli.errors import OptionError
-from coli.kernels import runtime
+from coli.kernels import precompile, runtime
 
 REPORT = """
 import json, sys
-from coli.kernels import runtime
+from coli.kernels import precompile, runtime
 from coli.kernels.elementwise import COUNT_BAD, count_bad
 runtime.configure(*json.loads(sys.argv[1]))
 import numpy as np
@@ -146,7 +146,7 @@ def test_arguments_keep_integers_and_floats():
 
 COMPILE = """
 import json, sys
-from coli.kernels import runtime
+from coli.kernels import precompile, runtime
 runtime.configure("auto", sys.argv[1])
 from coli.kernels.microkernel import TILE
 from coli.kernels.outer import OUTER
@@ -172,3 +172,22 @@ def test_vnni_paths_compile_for_processors_that_have_it(tmp_path, name, path):
     assert found == path
     assert products > 100
     assert wide > 100 if path == "avx512" else narrow > 100
+
+
+@pytest.mark.parametrize("executable", ["", "/nowhere/python"])
+def test_without_helpers_the_caller_compiles_alone(monkeypatch, executable):
+    monkeypatch.setattr(sys, "executable", executable)
+    with precompile.helpers("auto", None, 3):
+        pass
+
+
+@pytest.mark.slow
+def test_a_cold_cache_is_filled_by_several_processes(tmp_path):
+    """Everything is there afterwards, and no helper outlives the call."""
+    code = (
+        "import sys, psutil; from coli.kernels import runtime; runtime.configure('auto', sys.argv[1]); "
+        "cold = runtime.cold(); runtime.warm(); print(cold, runtime.cold(), len(psutil.Process().children()))"
+    )
+    for expected in ("True False 0", "False False 0"):
+        done = subprocess.run([sys.executable, "-c", code, str(tmp_path)], capture_output=True, text=True, timeout=300)
+        assert done.stdout.strip() == expected, done.stderr
