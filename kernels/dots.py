@@ -31,8 +31,9 @@ class Vnni512:
         return splat(self.b, corr, VI)
 
     def step(self, a, w, x):
-        x = self.b.bitcast(splat(self.b, x, VI), VB)
-        return call(self.b, "llvm.x86.avx512.vpdpbusd.512", VI, a, w, x)
+        # operands as i32 lanes: the signature of older LLVM, which newer ones accept
+        w = self.b.bitcast(w, VI)
+        return call(self.b, "llvm.x86.avx512.vpdpbusd.512", VI, a, w, splat(self.b, x, VI))
 
     def finish(self, a, corr):
         return a
@@ -59,6 +60,7 @@ class Vnni256:
         return [self.half(p, q, x) for p, q in zip(a, w, strict=True)]
 
     def half(self, a, w, x):
+        w, x = (self.b.bitcast(v, self.W32) for v in (w, x))
         return call(self.b, "llvm.x86.avx512.vpdpbusd.256", self.W32, a, w, x)
 
     def finish(self, a, corr):
