@@ -79,7 +79,7 @@ _SESSION = "saved sessions"
 
 TABLE: tuple[Setting, ...] = (
     # prompt
-    Setting("model", "model", "text", None, "container folder, or a name under the model home", "--model",
+    Setting("model", "model", "name", None, "container folder, or a name under the model home", "--model",
             _env("COLI_MODEL", EnvName("SNAP", _if_model_folder)), default_text="none", counter="settings.model"),
     Setting("home", "model", "path", None, "folder that holds models by name", "", _env("COLI_HOME"),
             default_text="the user's data folder", counter="settings.home"),
@@ -135,7 +135,7 @@ TABLE: tuple[Setting, ...] = (
             _choices("auto", "mmap", "pread", "direct"), counter="reads"),
     Setting("cap", "engine", "int", None, "expert slots per layer at most", "", _env("CAP"), Bounds(1, 2**20),
             default_text="what the budget holds", counter="expert_hit_rate"),
-    Setting("pin", "engine", "text", "auto", "which experts stay in memory: auto, off or a history file", "--pin",
+    Setting("pin", "engine", "name", "auto", "which experts stay in memory: auto, off or a history file", "--pin",
             _env("PIN"), counter="pinned_hit_rate"),
     Setting("pin_gb", "engine", "size_or_all", None, "memory for pinned experts, or all; a bare number is GB",
             "--pin-gb", _env("PIN_GB"), default_text="auto", counter="pinned_hit_rate"),

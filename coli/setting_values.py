@@ -7,6 +7,7 @@ allowed raises OptionError naming the setting, the value and what is allowed.
 from __future__ import annotations
 
 import math
+import os
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -15,7 +16,7 @@ from typing import Any, Literal
 
 from coli.errors import OptionError
 
-Kind = Literal["int", "float", "text", "texts", "path", "bool", "flag", "choice", "size", "size_or_all", "ids"]
+Kind = Literal["int", "float", "text", "texts", "name", "path", "bool", "flag", "choice", "size", "size_or_all", "ids"]
 
 NUMERIC = re.compile(r"[+-]?(\d+(\.\d*)?|\.\d+)([eE][+-]?\d+)?")
 _INTEGER = re.compile(r"[+-]?\d{1,30}")
@@ -25,8 +26,9 @@ _SIZE_WORDS = "a size: a number of GB, or one with MB, GB, MiB or GiB"
 _WHAT: dict[Kind, str] = {
     "int": "a whole number",
     "float": "a number",
-    "text": "text",
-    "texts": "text that is not empty",
+    "text": "UTF-8 text",
+    "texts": "UTF-8 text that is not empty",
+    "name": "a name or a path",
     "path": "a path",
     "bool": "1 or 0",
     "flag": "1 or 0",
@@ -75,9 +77,7 @@ def parse_value(kind: Kind, bounds: Bounds, raw: object, origin: str) -> Any:
     if isinstance(raw, bool):
         return raw
     if isinstance(raw, tuple):
-        if any(not isinstance(text, str) or not text for text in raw):
-            raise _refused(kind, bounds, "", origin)
-        return raw
+        return tuple(part for text in raw for part in parse_value(kind, bounds, str(text), origin))
     text = str(raw)
     try:
         return _PARSERS[kind](text, bounds)
@@ -86,6 +86,7 @@ def parse_value(kind: Kind, bounds: Bounds, raw: object, origin: str) -> Any:
 
 
 def _refused(kind: Kind, bounds: Bounds, text: str, origin: str) -> OptionError:
+    text = text.encode("utf-8", "replace").decode()
     shown = text if len(text) <= 60 else text[:57] + "..."
     return OptionError(f"{origin}: {shown!r} is not allowed; allowed: {bounds.allowed(kind)}")
 
@@ -155,6 +156,13 @@ def _ids(text: str, bounds: Bounds) -> tuple[int, ...]:
     return tuple(int(part) for part in parts)
 
 
+def utf8(text: str) -> str:
+    """Text of an argument or variable, which is UTF-8 whatever the locale says; ValueError when it is not."""
+    if text.isascii() or not any("\ud800" <= char <= "\udfff" for char in text):
+        return text
+    return os.fsencode(text).decode("utf-8")  # bytes that the locale cannot express arrive as lone surrogates
+
+
 def _not_empty(text: str, bounds: Bounds) -> str:
     if not text:
         raise ValueError(text)
@@ -170,7 +178,8 @@ _PARSERS: dict[Kind, Callable[[str, Bounds], Any]] = {
     "size": _size,
     "size_or_all": _size_or_all,
     "ids": _ids,
-    "text": lambda text, bounds: text,
-    "texts": lambda text, bounds: (_not_empty(text, bounds),),
+    "text": lambda text, bounds: utf8(text),
+    "texts": lambda text, bounds: (utf8(_not_empty(text, bounds)),),
+    "name": lambda text, bounds: text,
     "path": lambda text, bounds: Path(_not_empty(text, bounds)),
 }

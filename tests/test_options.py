@@ -7,7 +7,7 @@ import pytest
 from coli import options
 from coli.errors import OptionError
 from coli.options import BY_NAME, TABLE, Setting, resolve
-from coli.setting_values import Bounds, parse_value
+from coli.setting_values import Bounds, parse_value, utf8
 
 
 def value(name, flag=None, **environ):
@@ -313,6 +313,12 @@ def test_no_home_folder_is_no_error(monkeypatch):
 def test_debug_variable(monkeypatch, text, wanted):
     monkeypatch.setenv("COLI_DEBUG", text)
     assert options.debug_wanted() is wanted
+
+
+def test_utf8_is_read_where_the_locale_cannot():
+    assert utf8("\udcc3\udca9 x") == "é x"
+    with pytest.raises(ValueError, match="utf-8"):
+        utf8("\udcff")
 
 
 @pytest.mark.parametrize(

@@ -6,6 +6,7 @@ import sys
 from collections.abc import Sequence
 
 from coli.errors import OptionError
+from coli.setting_values import utf8
 
 STDIN_CAP = 64 * 2**20  # bytes
 
@@ -38,7 +39,7 @@ def _read_stdin() -> str:
 
 
 def _checked(text: str, where: str) -> str:
-    # Bytes of arguments and variables that are not UTF-8 arrive as lone surrogates.
-    if any("\ud800" <= char <= "\udfff" for char in text):
-        raise OptionError(f"{where}: not UTF-8 text")
-    return text
+    try:
+        return utf8(text)
+    except ValueError:
+        raise OptionError(f"{where}: not UTF-8 text") from None

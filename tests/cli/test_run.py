@@ -97,6 +97,13 @@ def test_argument_that_is_no_utf8_is_refused(coli, fake, model):
     assert (done.status, done.err) == (2, "coli: the prompt: not UTF-8 text\n")
 
 
+@pytest.mark.parametrize("flag", ["--stop", "--system"])
+def test_settings_that_are_no_utf8_are_refused(coli, fake, model, flag):
+    done = coli("run", "--model", model, flag, os.fsdecode(b"a\xff"), "hi")
+    assert done.status == 2
+    assert done.err.startswith(f"coli: {flag}: 'a?' is not allowed; allowed: UTF-8 text")
+
+
 def test_prompt_ids_skip_template_and_stdin(coli, fake, model):
     assert coli("run", "--model", model, "--prompt-ids", "5,6,7", stdin=b"\xff").status == 0
     assert fake.calls["prompt_ids"] == [5, 6, 7]
