@@ -8,8 +8,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-import psutil
-
 from coli.engine.engine import Engine
 from coli.errors import OptionError
 from coli.kernels import attention, runtime, tape
@@ -18,6 +16,7 @@ from coli.model.kv_cache import KVCache, kv_bytes_per_token
 from coli.model.loader import load_weights
 from coli.model.transformer import Transformer
 from coli.options import EngineOptions
+from coli.processors import usable_cores
 from coli.report import StoreCounters
 from coli.store.container import Container
 from coli.store.expert_store import ExpertStore
@@ -42,7 +41,7 @@ class LoadedModel:
         self.container, self.spec, self.options = container, spec, options
         self._notice = notice
         self.kv_dtype = kv_type(container, options.kv)
-        self.threads = options.threads or psutil.cpu_count(logical=False) or 1
+        self.threads = options.threads or usable_cores()
         _prepare_kernels(notice)
         self.plan = self._plan(context)
         weights = load_weights(container, spec)

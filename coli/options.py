@@ -122,7 +122,7 @@ TABLE: tuple[Setting, ...] = (
     Setting("kv", "engine", "choice", "auto", "number type of keys and values", "--kv", _env("COLI_KV"),
             _choices("auto", "f16", "f32"), counter="peak_memory_bytes"),
     Setting("threads", "engine", "int", None, "compute threads", "--threads", _env("COLI_THREADS"), Bounds(1, 4096),
-            default_text="physical cores", counter="decode_tps"),
+            default_text="physical cores this process may use", counter="decode_tps"),
     Setting("simd", "engine", "choice", "auto", "instruction set of the kernels (for tests)", "", _env("COLI_SIMD"),
             _choices("auto", "avx512", "avx2", "generic"), default_text="best of this CPU", counter="settings.simd"),
     Setting("kernel_cache", "engine", "path", None, "folder of compiled kernels", "", _env("COLI_KERNEL_CACHE"),

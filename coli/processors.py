@@ -1,0 +1,61 @@
+"""How many processors this process may keep busy: physical cores, affinity, and the CPU quota of every cgroup above it.
+
+Reads /proc and /sys below a root folder that tests replace. Called where threads are chosen and none were asked for.
+"""
+
+import os
+from collections.abc import Iterator
+from pathlib import Path, PurePosixPath
+
+import psutil
+
+V1_FOLDERS = ("cpu,cpuacct", "cpu", "cpuacct,cpu")
+
+
+def usable_cores(root: Path = Path("/"), physical: int | None = None, affinity: int | None = None) -> int:
+    """Threads that can compute at the same time without sharing a core or waiting for quota, at least 1.
+
+    Args:
+        physical, affinity: what the machine says, for tests; None: ask it.
+    """
+    physical = physical or psutil.cpu_count(logical=False) or os.cpu_count() or 1
+    affinity = affinity or _affinity()
+    quotas = [max(1, int(quota)) for quota in _quotas(root)]
+    return min(physical, affinity, *quotas)
+
+
+def _affinity() -> int:
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def _quotas(root: Path) -> Iterator[float]:
+    """Processors' worth of time per period, of our cgroup and those above it; none where nothing limits."""
+    for line in _text(root / "proc/self/cgroup").splitlines():
+        _, controllers, path = [*line.split(":", 2), "", ""][:3]
+        if controllers == "":
+            tops = [root / "sys/fs/cgroup", root / "sys/fs/cgroup/unified"]
+        elif "cpu" in controllers.split(","):
+            tops = [root / "sys/fs/cgroup" / name for name in V1_FOLDERS]
+        else:
+            continue
+        for top in tops:
+            # In a container our path may not be visible below the mount: then the mount is our group.
+            below = PurePosixPath(path.lstrip("/"))
+            for folder in {top / below, *(top / parent for parent in below.parents), top}:
+                yield from _quota(folder)
+
+
+def _quota(folder: Path) -> Iterator[float]:
+    words = _text(folder / "cpu.max").split() or [
+        *_text(folder / "cpu.cfs_quota_us").split(),
+        *_text(folder / "cpu.cfs_period_us").split(),
+    ]
+    if len(words) == 2 and words[0].isdigit() and words[1].isdigit() and int(words[1]):
+        yield int(words[0]) / int(words[1])
+
+
+def _text(path: Path) -> str:
+    try:
+        return path.read_text(errors="replace")
+    except OSError:
+        return ""
