@@ -10,7 +10,7 @@ from coli.kernels.microkernel import TILE
 from coli.kernels.moe import ACCUMULATE, COMBINE
 from coli.kernels.noise import ARGMAX, CANDIDATES, GUMBEL
 from coli.kernels.outer import OUTER
-from coli.kernels.quantize import EMBED_ROWS, QUANTIZE
+from coli.kernels.quantize import EMBED_ROWS, PACK, QUANTIZE
 from coli.kernels.rope import APPLY_ROPE, ROPE_TABLE
 from coli.kernels.routing import ROUTE
 
@@ -19,4 +19,4 @@ RUN = (
     RMS_NORM, POINTWISE, SWIGLU, COUNT_BAD, FUNCTIONS, ROPE_TABLE, APPLY_ROPE, ROUTE, COMBINE, ACCUMULATE, EMBED_ROWS,
     PLAN_EXPERTS, ARGMAX, CANDIDATES,
 )  # fmt: skip
-ALL = (*RUN, QUANTIZE, GUMBEL, SEARCH, DRAFT)
+ALL = (*RUN, QUANTIZE, PACK, GUMBEL, SEARCH, DRAFT)

@@ -8,7 +8,7 @@ All sums run in 16 lanes and a fixed tree, in float32: the same bytes on every m
 
 import numpy as np
 
-from coli.kernels.matmul import KIND_F32, KIND_Q4, KIND_Q8
+from coli.kernels.matmul import KIND_F32, KIND_Q4, KIND_Q8, WEIGHT_BYTES
 from coli.kernels.runtime import Stage, address, arguments, device, unpacker
 from coli.kernels.simd import (
     abs_bits,
@@ -26,6 +26,7 @@ from coli.kernels.simd import (
     imax,
     load_f32,
     load_f32x16,
+    load_i32,
     load_i64,
     load_u8,
     load_u16,
@@ -35,11 +36,12 @@ from coli.kernels.simd import (
     splat_i32,
     store_f32,
     store_i8x16,
+    store_i32,
     store_i64,
     store_u16,
 )
 
-unpack7, unpack9 = unpacker(7), unpacker(9)
+unpack7, unpack8, unpack9 = unpacker(7), unpacker(8), unpacker(9)
 
 ROWS, GROUP = 16, 32
 REPORT = ("weights that are NaN or inf", "groups whose scale overflows float16", "groups whose scale vanishes")
@@ -149,6 +151,37 @@ def _quantize(args, part, parts):
 QUANTIZE = Stage(_quantize)
 
 
+def _pack(args, part, parts):
+    """args: kind, values, scales, rows, columns, groups, packed, packed scales."""
+    kind, values, scales, rows, cols, groups, packed, packed_scales = unpack8(args, 0)
+    tiles = (rows + 15) // 16
+    for t in range(tiles * part // parts, tiles * (part + 1) // parts):
+        for r in range(16):
+            row = 16 * t + r
+            inside = row < rows
+            if kind == 0:
+                for k in range(32 * groups):
+                    value = load_f32(values + 4 * (row * cols + k)) if inside and k < cols else np.float32(0)
+                    store_f32(packed + 4 * ((t * groups * 32 + k) * 16 + r), value)
+                continue
+            for g in range(groups):
+                source = values + (row * groups + g) * 32
+                if kind == 1:
+                    for j in range(8):
+                        word = load_i32(source + 4 * j) if inside else np.int32(0)
+                        store_i32(packed + (t * groups + g) * 512 + 64 * j + 4 * r, word ^ np.int32(-0x7F7F7F80))
+                else:
+                    for j in range(4):
+                        low = load_i32(source + 8 * j) if inside else np.int32(0x08080808)
+                        high = load_i32(source + 8 * j + 4) if inside else np.int32(0x08080808)
+                        store_i32(packed + (t * groups + g) * 256 + 64 * j + 4 * r, low | high << np.int32(4))
+                scale = load_u16(scales + 2 * (row * groups + g)) if inside else np.uint16(0)
+                store_u16(packed_scales + 2 * ((t * groups + g) * 16 + r), scale)
+
+
+PACK = Stage(_pack)
+
+
 def _embed_rows(args, part, parts):
     """args: kind, weights, scales, ids, n, groups, cols, out, stride."""
     kind, weights, scales, ids, n, groups, cols, out, stride = unpack9(args, 0)
@@ -215,37 +248,42 @@ def _pad_columns(w: np.ndarray) -> np.ndarray:
     return np.pad(w, ((0, 0), (0, extra))) if extra else w
 
 
-def _pad_rows(w: np.ndarray, fill: int = 0) -> np.ndarray:
-    extra = -w.shape[0] % ROWS
-    return np.pad(w, ((0, extra), (0, 0)), constant_values=fill) if extra else w
+def pack_q4(nibbles: np.ndarray, scales: np.ndarray, threads: int = 1) -> tuple[np.ndarray, np.ndarray]:
+    """uint8 (R, Cp) of 0..15 and float16 (R, Cp/32) -> uint8 (tiles, groups, 256), float16 (tiles, groups, 16).
+    Rows are padded to whole tiles with zero weights."""
+    assert nibbles.dtype == np.uint8
+    return _run_pack(KIND_Q4, nibbles, scales, threads)
 
 
-def pack_q4(nibbles: np.ndarray, scales: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """uint8 (R, Cp) of 0..15 and float16 (R, Cp/32) -> uint8 (tiles, groups, 256), float16 (tiles, groups, 16)."""
-    q = _pad_rows(nibbles, 8)
-    q = q.reshape(len(q) // ROWS, ROWS, q.shape[1] // GROUP, 4, 2, 4)  # tile row group chunk half byte
-    q = np.ascontiguousarray(q.transpose(0, 2, 3, 4, 1, 5))
-    packed = q[:, :, :, 0] | q[:, :, :, 1] << 4
-    return packed.reshape(*packed.shape[:2], 256), _pack_scales(scales)
-
-
-def pack_q8(q: np.ndarray, scales: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+def pack_q8(q: np.ndarray, scales: np.ndarray, threads: int = 1) -> tuple[np.ndarray, np.ndarray]:
     """int8 (R, Cp) and float16 (R, Cp/32) -> uint8 (tiles, groups, 512), float16 (tiles, groups, 16)."""
-    u = _pad_rows(q).view(np.uint8) ^ np.uint8(0x80)
-    u = u.reshape(len(u) // ROWS, ROWS, u.shape[1] // GROUP, 8, 4)
-    packed = np.ascontiguousarray(u.transpose(0, 2, 3, 1, 4))  # tile group step row byte
-    return packed.reshape(*packed.shape[:2], 512), _pack_scales(scales)
+    assert q.dtype == np.int8
+    return _run_pack(KIND_Q8, q, scales, threads)
 
 
-def pack_f32(w: np.ndarray) -> np.ndarray:
-    """f32 (R, C) -> f32 (tiles, Cp, 16)."""
-    w = _pad_rows(_pad_columns(np.ascontiguousarray(w, np.float32)))
-    return np.ascontiguousarray(w.reshape(len(w) // ROWS, ROWS, w.shape[1]).transpose(0, 2, 1))
+def pack_f32(w: np.ndarray, threads: int = 1) -> np.ndarray:
+    """f32 (R, C) -> f32 (tiles, Cp, 16), C padded to 32 with zeros."""
+    w = np.ascontiguousarray(w, np.float32)
+    rows, cols = w.shape
+    groups = -(-cols // GROUP)
+    packed = np.empty((-(-rows // ROWS), groups * GROUP, ROWS), np.float32)
+    PACK.run(arguments(KIND_F32, address(w), 0, rows, cols, groups, address(packed), 0), threads)
+    return packed
 
 
-def _pack_scales(scales: np.ndarray) -> np.ndarray:
-    s = _pad_rows(scales)
-    return np.ascontiguousarray(s.reshape(len(s) // ROWS, ROWS, s.shape[1]).transpose(0, 2, 1))
+def _run_pack(kind: int, q: np.ndarray, scales: np.ndarray, threads: int) -> tuple[np.ndarray, np.ndarray]:
+    q, scales = np.ascontiguousarray(q), np.ascontiguousarray(scales)
+    rows, cols = q.shape
+    groups = cols // GROUP
+    assert cols % GROUP == 0
+    assert scales.dtype == np.float16
+    assert scales.shape == (rows, groups)
+    tiles = -(-rows // ROWS)
+    packed = np.empty((tiles, groups, WEIGHT_BYTES[kind]), np.uint8)
+    packed_scales = np.empty((tiles, groups, ROWS), np.float16)
+    block = arguments(kind, address(q), address(scales), rows, cols, groups, address(packed), address(packed_scales))
+    PACK.run(block, threads)
+    return packed, packed_scales
 
 
 def unpack_q4(packed: np.ndarray, scales: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

@@ -26,12 +26,12 @@ def encode(kind: Kind, block: NDArray[np.float32], name: str, threads: int) -> E
     CheckpointError names the tensor if a weight is too large for a float16 scale.
     """
     if kind is Kind.F32:
-        return Encoded(quantize.pack_f32(block), None)
+        return Encoded(quantize.pack_f32(block, threads), None)
     report = np.zeros(len(quantize.REPORT), np.int64)
     if kind is Kind.Q8:
-        weights, scales = quantize.pack_q8(*quantize.quantize_q8(block, report, threads))
+        weights, scales = quantize.pack_q8(*quantize.quantize_q8(block, report, threads), threads)
     else:
-        weights, scales = quantize.pack_q4(*quantize.quantize_q4(block, None, report, threads))
+        weights, scales = quantize.pack_q4(*quantize.quantize_q4(block, None, report, threads), threads)
     not_finite, overflows, _ = report
     assert not not_finite, f"{name}: checked before"
     if overflows:
