@@ -169,13 +169,13 @@ def _gather_keys(k, prefix, path, first, stop, dim, half, block):
             store_f32(block + 4 * (16 * d + t - first), value)
 
 
-def _unit(args, first_row, rows, kv_head, scratch):
-    """Rows first_row .. +rows-1 (one sequence) with one kv head."""
+def _unit(args, first_row, rows, first_head, group, scratch):
+    """Rows first_row .. +rows-1 (one sequence) with the query heads first_head .. +group-1 of one kv head."""
     q, q_stride, out, out_stride, k, v, prefixes, paths, path_stride, lengths, window = unpack11(args, 0)
     scale = np.float32(load_f64(args + 88))
     heads, kv_heads, dim, cap, half = unpack5(args, 12)
     outer, add = unpack2(args, 21)
-    size, group = 4 - 2 * half, heads // kv_heads
+    size, kv_head = 4 - 2 * half, first_head // (heads // kv_heads)
     k = load_i64(k + 8 * first_row) + size * kv_head * cap * dim
     v = load_i64(v + 8 * first_row) + size * kv_head * cap * dim
     queries, padded = rows * group, (dim + 15) // 16 * 16
@@ -208,7 +208,7 @@ def _unit(args, first_row, rows, kv_head, scratch):
     score_row = 4 * ((limit - base + 15) & -16) + 64  # not a power of two: rows would meet in one cache set
 
     for r in range(rows):
-        source = q + 4 * ((first_row + r) * q_stride + kv_head * group * dim)
+        source = q + 4 * ((first_row + r) * q_stride + first_head * dim)
         for i in range(0, group * dim, 16):
             store_part(q_copy + 4 * (r * group * dim + i), load_part(source + 4 * i, group * dim - i), group * dim - i)
     for i in range(0, queries * padded, 16):
@@ -253,24 +253,24 @@ def _unit(args, first_row, rows, kv_head, scratch):
             t += count
         for i in range(group):
             inv = splat_f32(load_f32(q_copy + (r * group + i) * q_row))
-            target = out + 4 * ((first_row + r) * out_stride + (kv_head * group + i) * dim)
+            target = out + 4 * ((first_row + r) * out_stride + (first_head + i) * dim)
             for d in range(0, dim, 16):
                 x = load_f32x16(acc + (r * group + i) * acc_row + 4 * d)
                 store_part(target + 4 * d, fmul(x, inv), dim - d)
 
 
-UNIT = Routine(_unit, 5)
-call_unit = caller(5)
+UNIT = Routine(_unit, 6)
+call_unit = caller(6)
 
 
 def _attention(args, part, parts):
     """args: 0 q, q stride, out, out stride, 4 k_addr, v_addr, 6 prefix_len, paths, path stride, path_len, 10 window,
     scale, 12 N, K, D, cap, half, 17 scratch, scratch bytes per part, 19 rows, rows per unit, 21 addresses of OUTER,
-    ADD_VALUES and UNIT."""
+    ADD_VALUES and UNIT, 24 query heads per unit."""
     k_addr, v_addr = unpack2(args, 4)
-    kv_heads = load_i64(args + 104)
+    heads = load_i64(args + 96)
     scratch, room, rows, per_unit = unpack4(args, 17)
-    unit_address = load_i64(args + 184)
+    unit_address, group = unpack2(args, 23)
     unit, s = 0, 0
     while s < rows:
         k, v, n = load_i64(k_addr + 8 * s), load_i64(v_addr + 8 * s), 1
@@ -281,9 +281,9 @@ def _attention(args, part, parts):
             and load_i64(v_addr + 8 * (s + n)) == v
         ):
             n += 1
-        for h in range(kv_heads):
+        for h in range(0, heads, group):
             if unit % parts == part:
-                call_unit(unit_address, args, s, n, h, scratch + room * part)
+                call_unit(unit_address, args, s, n, h, group, scratch + room * part)
             unit += 1
         s += n
 
@@ -351,6 +351,14 @@ def _rows_per_unit(rows: int, heads: int, kv_heads: int) -> int:
     return -(-rows // units) if units else 1
 
 
+def _heads_per_unit(units: int, group: int, threads: int) -> int:
+    """The heads of a kv head share its keys and values; they are split where whole kv heads leave threads idle."""
+    for parts in range(1, group + 1):
+        if group % parts == 0 and (units * parts % threads == 0 or units * parts >= 4 * threads):
+            return group // parts
+    return 1
+
+
 def _thread_bytes(rows_per_unit: int, heads: int, kv_heads: int, head_dim: int, positions: int) -> int:
     queries, padded = rows_per_unit * heads // kv_heads, -(-head_dim // 16) * 16
     floats = (
@@ -406,5 +414,6 @@ def attention(
         address(prefix_len), address(path), path.shape[1], address(path_len), window, float(scale), heads, kv_heads,
         head_dim, cap, int(is_f16), (address(scratch) + 63) // 64 * 64, room, rows, per_unit,
         OUTER.address, ADD_VALUES.address, UNIT.address,
+        _heads_per_unit(-(-rows // per_unit) * kv_heads, heads // kv_heads, threads),
     )  # fmt: skip
     ATTENTION.run(block, threads)

@@ -54,10 +54,12 @@ def _run_jobs(args, part, parts):
 
 @device
 def _tile_cost(kind, groups, rows):
-    """Relative time of one tile: streaming its weights plus the products of its rows."""
+    """Relative time of one tile: streaming its weights or multiplying its rows, whichever takes longer."""
+    if rows == 0:
+        return 1
     if kind == 0:
-        return groups * (24 + 16 * rows)
-    return groups * ((8 if kind == 1 else 5) + 3 * rows)
+        return groups * max(90, 9 * rows)
+    return groups * (max(24, 4 * rows) if kind == 1 else max(12, 3 * rows))
 
 
 @device

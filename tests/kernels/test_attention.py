@@ -205,3 +205,13 @@ def test_given_working_memory_is_enough():
         most_positions=160, scratch=scratch,
     )  # fmt: skip
     assert np.array_equal(out, case.cache.attend(case.q, case.prefix, *no_path(40), 0, 16))
+
+
+@pytest.mark.parametrize("threads", [3, 5, 8])
+def test_heads_are_split_where_threads_would_idle(threads):
+    """The bits of one thread, with units of one, two or four heads."""
+    case = Case(16, 2, 64, True)
+    one = case.cache.attend(case.q[:1], case.prefix[:1], *no_path(1), 0, 16)
+    assert np.array_equal(case.cache.attend(case.q[:1], case.prefix[:1], *no_path(1), 0, 16, threads), one)
+    all_rows = case.cache.attend(case.q, case.prefix, *no_path(case.rows), 20, 16)
+    assert np.array_equal(case.cache.attend(case.q, case.prefix, *no_path(case.rows), 20, 16, threads), all_rows)
