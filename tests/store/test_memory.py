@@ -1,5 +1,7 @@
 """The budget covers everything, refuses with its arithmetic, and is watched while running."""
 
+import re
+
 import pytest
 
 from coli.errors import MemoryBudgetError
@@ -40,13 +42,21 @@ def test_ram_is_the_whole_process() -> None:
     assert made.experts_bytes == 4 * GB - 300_000_000 - 1_750_000_000 - made.slack_bytes
 
 
+@pytest.mark.parametrize("beyond", [0, 1, 4_999_999, 5_000_000, 9_999_999])
+def test_the_budget_that_is_said_to_be_enough_is_enough(beyond: int) -> None:
+    with pytest.raises(MemoryBudgetError) as caught:
+        plan(1 * GB, 6 * GB, smallest=GB // 10 + beyond)
+    (enough,) = re.findall(r"--ram ([\d.]+) or more", str(caught.value))
+    assert plan(round(float(enough) * GB), 6 * GB, smallest=GB // 10 + beyond).experts_bytes >= GB // 10 + beyond
+
+
 def test_a_budget_below_the_needs_is_refused_with_the_sum() -> None:
     with pytest.raises(MemoryBudgetError) as caught:
         plan(2 * GB, 6 * GB)
     line = str(caught.value)
     for part in ("2.00 GB (--ram)", "300 MB process", "1.00 GB dense weights", "500 MB KV cache", "at least 100 MB"):
         assert part in line
-    assert "--ram 2.31 or more is needed" in line
+    assert "--ram 2.32 or more is needed" in line
     assert "\n" not in line
     assert plan(2_310_000_000, 6 * GB).experts_bytes >= GB // 10
 
