@@ -16,6 +16,7 @@ from coli.engine.sampling import Sampler
 from coli.engine.session import Model, Session
 from coli.engine.stats import RunStats
 from coli.engine.verify import draft_children, verify
+from coli.errors import NumericError
 
 MAX_ROWS = 64  # rows of one verify forward: the newest id and up to 63 drafts
 
@@ -107,7 +108,7 @@ class Engine:
             stats.finish_reason = "length"
             return
         commit = _Committer(session, limits, sampler, stats)
-        commit(sampler.sample(logits, len(session.token_ids)))
+        commit(self._sample(sampler, logits, len(session.token_ids)))
         stats.ttft_s = time.perf_counter() - began
         while True:
             emitted = commit.take()
@@ -154,7 +155,7 @@ class Engine:
         verdict = verify(
             logits,
             draft_children(drafts, parents),
-            lambda row_logits: sampler.sample(row_logits, len(session.token_ids)),
+            lambda row_logits: self._sample(sampler, row_logits, len(session.token_ids)),
             commit,
         )
         kept = np.array(verdict.kept_rows, np.int64)
@@ -162,6 +163,15 @@ class Engine:
         self._model.settle(kept)
         if proposal:
             drafter.judged(proposal, [row - 1 for row in verdict.kept_rows[1:]], verdict.judged)
+
+    def _sample(self, sampler: Sampler, logits: NDArray[np.float32], position: int) -> int:
+        try:
+            return sampler.sample(logits, position)
+        except NumericError as error:
+            layer_idx = self._model.first_bad_layer()
+            where = "the final norm or output matrix" if layer_idx is None else f"layer {layer_idx}"
+            where = "the embedding" if layer_idx == -1 else where
+            raise NumericError(f"{error}; the first that is not finite is {where}") from None
 
 
 class _Committer:

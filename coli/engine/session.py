@@ -48,6 +48,10 @@ class Model(Protocol):
         """Tell the expert store which rows of the last forward were committed."""
         ...
 
+    def first_bad_layer(self) -> int | None:
+        """The first layer that gave NaN or infinity in the last forward, -1 the embedding, None none of them."""
+        ...
+
 
 class Session:
     """Committed ids (prompt and answer) with the cache behind them."""

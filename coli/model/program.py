@@ -79,4 +79,5 @@ class Program:
     is_f16: bool
     flags: Ints  # (L, 2, threads) counts: keys and values that did not fit the cache type, rows with NaN router logits
     points: list[SparsePoint] = field(default_factory=list)
+    layers_start: int = 0  # number of the first layer's first call
     layer_ends: list[int] = field(default_factory=list)

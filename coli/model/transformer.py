@@ -6,6 +6,7 @@ sequence and computes them; the caller keeps or drops them. One thread calls it.
 
 import time
 from collections import OrderedDict
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
@@ -67,6 +68,7 @@ class Transformer:
         self._lm_head = Projection("logits", (weights.lm_head,))
         self._frequencies = rope_frequencies(spec.rope)
         self._programs: OrderedDict[tuple[int, int, bool], Program] = OrderedDict()
+        self._last: Program | None = None
         self._replay_s = 0.0
 
     def forward(
@@ -92,19 +94,24 @@ class Transformer:
         self._fill(program.inputs, cache, token_ids, positions, row_paths(start, len(token_ids), parents))
         # Python hears Ctrl-C between replays only: a prefill chunk goes layer by layer.
         ends = program.layer_ends if len(token_ids) > MAX_TREE_ROWS else [len(program.tape)]
-        call, at = 0, 0
-        while call < len(program.tape):
-            end = next(end for end in ends if end > call)
-            call = self._replay(program, call, end)
-            if call == end:
-                continue
-            stopped = next(i for i in range(at, len(program.points)) if program.points[i].plan_call == call)
-            self._touch(program.points[at:stopped], prefill)
-            self._stream(program, program.points[stopped], prefill)
-            call, at = program.points[stopped].sum_call, stopped + 1
-        self._touch(program.points[at:], prefill)
+        for _ in self._run(program, ends, prefill):
+            pass
+        self._last = program
         _check(program)
         return self._logits(program.hidden, logit_rows)
+
+    def first_bad_layer(self) -> int | None:
+        """Compute the rows of the last forward again, layer by layer: the first layer that gives NaN or infinity.
+
+        -1 is the embedding. None when all are finite, so that the final norm or the output matrix is to blame.
+        """
+        program = self._last
+        assert program is not None
+        ends = [program.layers_start, *program.layer_ends]
+        for layer_idx, _ in enumerate(self._run(program, ends, prefill=False), start=-1):
+            if not np.isfinite(program.hidden).all():
+                return layer_idx
+        return None
 
     def settle(self, committed_rows: Ints) -> None:
         """Tell the expert store which rows of the last forward were committed."""
@@ -122,6 +129,25 @@ class Transformer:
         total = int(cycles.sum())
         shares = cycles / total if total else np.eye(len(PHASES))[0]
         return {name: float(share) * self._replay_s for name, share in zip(PHASES, shares, strict=True)}
+
+    def _run(self, program: Program, ends: Sequence[int], prefill: bool) -> Iterator[None]:
+        """Replay the tape, bringing experts where it stops for them; yields behind each of `ends` (its call numbers).
+
+        The last of `ends` is the end of the tape.
+        """
+        call, at = 0, 0
+        for end in ends:
+            while call < end:
+                stop = self._replay(program, call, end)
+                if stop == end:
+                    call = end
+                    break
+                stopped = next(i for i in range(at, len(program.points)) if program.points[i].plan_call == stop)
+                self._touch(program.points[at:stopped], prefill)
+                self._stream(program, program.points[stopped], prefill)
+                call, at = program.points[stopped].sum_call, stopped + 1
+            yield
+        self._touch(program.points[at:], prefill)
 
     def _replay(self, program: Program, start: int, stop: int | None = None) -> int:
         began = time.perf_counter()
@@ -167,6 +193,7 @@ class Transformer:
         with program.tape.recording():
             rotation = rope.rope_table(inputs.positions, self._frequencies, spec.rope.attention_factor)
             quantize.embed_rows(embed.kind, embed.weights, embed.scales, inputs.token_ids, embed.groups, hidden)
+            program.layers_start = len(program.tape)
             for layer in self._layers:
                 layer(machine, hidden, program, rotation)
                 program.layer_ends.append(len(program.tape))

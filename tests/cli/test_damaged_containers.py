@@ -10,6 +10,8 @@ import numpy as np
 import pytest
 from containers import container
 
+from coli.store.container import Container
+
 
 @pytest.fixture
 def model(tmp_path) -> Path:
@@ -41,7 +43,8 @@ def outcome(coli, model, *args):
     ("tensor", "words"),
     [
         ("model.norm.weight", "the logits of position 4 are not numbers: the weights are damaged, convert"),
-        ("lm_head.weight", "the logits of position 4 are not numbers: the weights are damaged, convert"),
+        ("model.norm.weight", "; the first that is not finite is the final norm or output matrix"),
+        ("lm_head.weight", "; the first that is not finite is the final norm or output matrix"),
         ("model.layers.1.mlp.gate.weight", "layer 1: the router's logits are not numbers: the weights are damaged"),
         ("model.layers.0.input_layernorm.weight", "layer 0: a key or value is not a number: the weights are damaged"),
     ],
@@ -51,6 +54,29 @@ def test_weights_that_are_no_numbers_are_status_1_and_name_the_place(coli, model
     done = outcome(coli, model)
     assert (done.status, done.out) == (1, "")
     assert words in done.err
+
+
+@pytest.mark.parametrize("threads", [1, 2])
+def test_what_only_the_logits_show_is_traced_to_its_layer(coli, tmp_path, threads):
+    model = Path(shutil.copytree(container("llama-bias-sharded", "f32"), tmp_path / "model"))
+    poke(model, "model.layers.1.mlp.down_proj.weight", float("nan"))
+    done = outcome(coli, model, "--threads", threads)
+    assert done.status == 1
+    assert done.err.endswith("; the first that is not finite is layer 1\n")
+
+
+@pytest.mark.parametrize("slots", ["1", "1000"])
+def test_the_layer_whose_experts_are_no_numbers_is_named(coli, model, slots, monkeypatch):
+    monkeypatch.setenv("CAP", slots)
+    layout = Container.open(model).expert_layout(1)
+    data = bytearray(layout.path.read_bytes())
+    numbers = layout.num_experts * layout.record_bytes // 4
+    data[layout.offset : layout.offset + 4 * numbers] = np.full(numbers, np.nan, "<f4").tobytes()
+    layout.path.write_bytes(data)
+    done = outcome(coli, model)
+    assert done.status == 1
+    assert "position 4 are not numbers" in done.err
+    assert done.err.endswith("; the first that is not finite is layer 1\n")
 
 
 def test_values_too_large_for_a_float16_cache_name_the_flag_that_helps(coli, model):

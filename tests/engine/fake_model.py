@@ -74,6 +74,9 @@ class FakeModel:
             return np.empty((0, self.vocab_size), np.float32)
         return np.stack([self.logits(paths[row]) for row in logit_rows])
 
+    def first_bad_layer(self) -> int | None:
+        return None
+
     def settle(self, committed_rows: NDArray[np.int64]) -> None:
         self.settled.append([int(row) for row in committed_rows])
 
