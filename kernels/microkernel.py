@@ -19,10 +19,12 @@ from numba import types
 from numba.core import cgutils
 from numba.extending import intrinsic
 
+from coli.kernels import assembly
 from coli.kernels.dots import PATHS
 from coli.kernels.runtime import Routine, caller, simd_path_of
 from coli.kernels.simd import (
     F32,
+    I8,
     I16,
     I32,
     I64,
@@ -31,6 +33,7 @@ from coli.kernels.simd import (
     V,
     call,
     const,
+    features,
     half_to_float,
     has_half,
     ir_fma,
@@ -148,6 +151,28 @@ def emit_groups(b, dot, weights, n, s0, m, xp, groups, outs):
         store(b, x, out, 0, 4)
 
 
+def emit_assembled(b, weights, n, s0, m, xp, groups, outs, scratch):
+    """The same as `emit_groups` with the group written in assembly."""
+    loop, done = b.append_basic_block(f"assembled.{m}"), b.append_basic_block(f"done.{m}")
+    entry, record = b.block, scaled(b, n, XREC)
+    assembly.emit_clear(b, scratch, m)
+    first = plus(b, xp, scaled(b, s0, GROUP))
+    to_scale = b.add(scaled(b, n, GROUP), scaled(b, s0, 4 - GROUP))  # from there, in the record
+    to_corr = b.add(to_scale, scaled(b, n, 4))
+    b.branch(loop)
+    b.position_at_end(loop)
+    g = b.phi(I64)
+    g.add_incoming(const(I64, 0), entry)
+    weights.at(g)
+    x = plus(b, first, b.mul(g, record))
+    assembly.emit_group(b, m, weights.w, weights.s, x, plus(b, x, to_scale), plus(b, x, to_corr), scratch)
+    after = b.add(g, const(I64, 1))
+    g.add_incoming(after, loop)
+    b.cbranch(b.icmp_signed("<", after, groups), loop, done)
+    b.position_at_end(done)
+    assembly.emit_results(b, scratch, outs)
+
+
 def emit_switch(b, value, first, last, emit):
     """switch (value) with a case emit(m) for every m of first .. last; goes on behind it."""
     end = b.append_basic_block("end")
@@ -180,7 +205,12 @@ def make_tile(kind):
         def codegen(context, b, _sig, args):
             n, w, ws, x, ng, out, ostride = args
             wp, sp, xp, op = (pointer(b, a) for a in (w, ws, x, out))
-            dot = PATHS[simd_path_of(context.codegen().magic_tuple())][kind == "q8"](b)
+            path = simd_path_of(context.codegen().magic_tuple())
+            dot = PATHS[path][kind == "q8"](b)
+            assembled = kind == "q4" and path == "avx2" and features(context) >= assembly.NEEDED
+            if assembled:
+                scratch = cgutils.alloca_once(b, I8, size=assembly.SCRATCH_BYTES)
+                assembly.emit_constants(b, scratch)
             packed = Packed(b, kind, dot, has_half(context), wp, sp)
 
             def out_of(s):
@@ -190,7 +220,10 @@ def make_tile(kind):
                 known = s0 is None  # n = m and s0 = 0: constant displacements
                 n_value, s0 = (const(I64, m), const(I64, 0)) if known else (n, s0)
                 outs = [out_of(b.add(s0, const(I64, s))) for s in range(m)]
-                emit_groups(b, dot, packed, n_value, s0, m, xp, ng, outs)
+                if assembled and m > 3:  # up to 3, all fits the registers
+                    emit_assembled(b, packed, n_value, s0, m, xp, ng, outs, scratch)
+                else:
+                    emit_groups(b, dot, packed, n_value, s0, m, xp, ng, outs)
 
             if dot.tile < NMAX:
                 emit_runs(b, n, dot.tile, block)

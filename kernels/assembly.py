@@ -1,0 +1,110 @@
+"""One group of 32 k of a q4 tile for up to 6 activation vectors on AVX2, as x86 assembly.
+
+The same arithmetic as the loops microkernel.py emits, so the same bits; written out because 6 vectors fill all 16
+registers exactly (12 sums, 2 halves of the weights, 2 temporaries) and LLVM, which reorders the sums, spills a quarter
+of them. The float accumulators live in scratch memory, where the store of one group is long done before the next.
+"""
+
+from llvmlite import binding, ir
+
+from coli.kernels.simd import I8, I16, I64, V, const, load, plus, store
+
+# Scratch, byte offsets: 64 bytes of accumulators per vector, then two constants.
+MOST = 6
+NIBBLE, ONES = MOST * 64, MOST * 64 + 32
+SCRATCH_BYTES = ONES + 32
+NEEDED = {"avx2", "fma", "f16c"}  # features
+_LOW, _HIGH, _X, _TMP = "%ymm12", "%ymm13", "%ymm14", "%ymm15"  # rows 0..7 and 8..15; a broadcast of 4 k; a temporary
+# Operands: weights, their scales, x, its scales, its corrections, scratch
+_W, _WS, _XQ, _XS, _XC, _M = (f"${i}" for i in range(6))
+
+
+def _sum(s, half):
+    return f"%ymm{2 * s + half}"
+
+
+def _weights(j):
+    """4 k of 16 rows: the low nibbles of 64 bytes are step 2i, the high ones step 2i + 1."""
+    for half, w in enumerate((_LOW, _HIGH)):
+        yield f"vmovdqu {64 * (j // 2) + 32 * half}({_W}), {w}"
+        if j % 2:
+            yield f"vpsrlw $$4, {w}, {w}"
+        yield f"vpand {NIBBLE}({_M}), {w}, {w}"
+
+
+def _step(s, j):
+    """Sums of products in int16: at most 8 * 2 * 15 * 128 = 30720."""
+    if j == 0:
+        yield f"vpmaddubsw {_X}, {_LOW}, {_sum(s, 0)}"
+        yield f"vpmaddubsw {_X}, {_HIGH}, {_sum(s, 1)}"
+        return
+    yield f"vpmaddubsw {_X}, {_LOW}, {_TMP}"
+    yield f"vpaddw {_TMP}, {_sum(s, 0)}, {_sum(s, 0)}"
+    yield f"vpmaddubsw {_X}, {_HIGH}, {_X}"
+    yield f"vpaddw {_X}, {_sum(s, 1)}, {_sum(s, 1)}"
+
+
+def _finish(s):
+    yield f"vpbroadcastd {4 * s}({_XC}), {_X}"
+    for half in (0, 1):
+        yield f"vpmaddwd {ONES}({_M}), {_sum(s, half)}, {_sum(s, half)}"
+        yield f"vpaddd {_X}, {_sum(s, half)}, {_sum(s, half)}"
+
+
+def group_text(m):
+    """Assembly (AT&T) of one group of m vectors."""
+    lines = []
+    for j in range(8):
+        lines += _weights(j)
+        for s in range(m):
+            lines.append(f"vpbroadcastd {32 * s + 4 * j}({_XQ}), {_X}")
+            lines += _step(s, j)
+    for s in range(m):
+        lines += _finish(s)
+    lines += [f"vcvtph2ps ({_WS}), {_LOW}", f"vcvtph2ps 16({_WS}), {_HIGH}"]
+    for s in range(m):
+        low, high = _sum(s, 0), _sum(s, 1)
+        lines += [
+            f"vbroadcastss {4 * s}({_XS}), {_X}",
+            f"vcvtdq2ps {low}, {low}",
+            f"vmulps {_X}, {_LOW}, {_TMP}",
+            f"vcvtdq2ps {high}, {high}",
+            f"vmulps {_X}, {_HIGH}, {_X}",
+            f"vfmadd213ps {64 * s}({_M}), {_TMP}, {low}",
+            f"vfmadd213ps {64 * s + 32}({_M}), {_X}, {high}",
+            f"vmovups {low}, {64 * s}({_M})",
+            f"vmovups {high}, {64 * s + 32}({_M})",
+        ]
+    return "\n".join(lines)
+
+
+def emit_group(b, m, weights, scales, x, x_scales, x_corrections, scratch):
+    """Accumulate one group; all i8 pointers, see `group_text`."""
+    binding.initialize_native_asmparser()
+    operands = [weights, scales, x, x_scales, x_corrections, scratch]
+    clobbered = ",".join(f"~{{xmm{i}}}" for i in range(16)) + ",~{memory}"
+    text = ir.InlineAsm(
+        ir.FunctionType(ir.VoidType(), [I8.as_pointer()] * len(operands)),
+        group_text(m),
+        "r," * len(operands) + clobbered,
+        side_effect=True,
+    )
+    b.call(text, operands)
+
+
+def emit_constants(b, scratch):
+    """Fill the scratch memory's constants; once per call of the kernel."""
+    for offset, scalar, value in ((NIBBLE, I8, 15), (ONES, I16, 1)):
+        store(b, const(V(scalar, 256 // scalar.width), value), scratch, offset)
+
+
+def emit_clear(b, scratch, m):
+    """Accumulators to 0."""
+    for s in range(m):
+        store(b, const(V(I64, 8), 0), scratch, 64 * s)
+
+
+def emit_results(b, scratch, outs):
+    """Accumulators to their places."""
+    for s, out in enumerate(outs):
+        store(b, load(b, plus(b, scratch, 64 * s), 0, V(I64, 8)), out, 0)
