@@ -99,7 +99,7 @@ class Tape:
     def note(self, code: int, args: np.ndarray, threads: int) -> None:
         self._kept.append(args)
         self.last_arguments = args
-        call = (code, args.__array_interface__["data"][0], threads, self.phase)
+        call = (code, runtime.data_pointer(args), threads, self.phase)
         (self._calls if self._held is None else self._held).append(call)
 
     def keep(self, array: np.ndarray) -> None:

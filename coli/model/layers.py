@@ -63,12 +63,6 @@ class Machine:
         return self.threads if work >= SMALL_WORK else 1
 
 
-def flat(rows: Rows) -> Rows:
-    """The whole buffer behind `rows`, padding included, as one dimension."""
-    stride = rows.strides[0] // 4
-    return np.lib.stride_tricks.as_strided(rows, (rows.shape[0] * stride,), (4,))
-
-
 class Projection:
     """Matrices that share their input, multiplied in one launch; outputs side by side in one buffer.
 
@@ -77,31 +71,34 @@ class Projection:
 
     def __init__(self, name: str, linears: tuple[Linear, ...]) -> None:
         self._name = name
-        self._linears = linears
         widths = [TILE * linear.tiles for linear in linears]
         self.columns = tuple(int(at) for at in np.cumsum([0, *widths[:-1]]))
         self._width = sum(widths)
         self._groups = linears[0].groups
         self._kinds = sorted({linear.kind for linear in linears})
+        self._jobs = matmul.job_table(len(linears))  # all but the number of rows and where they lie
+        for job, linear, column in zip(self._jobs, linears, self.columns, strict=True):
+            job[matmul.JOB_KIND], job[matmul.JOB_TILES] = linear.kind, linear.tiles
+            job[matmul.JOB_WEIGHTS], job[matmul.JOB_SCALES] = linear.weights, linear.scales
+            job[matmul.JOB_GROUPS], job[matmul.JOB_BIAS] = linear.groups, linear.bias
+            job[matmul.JOB_OUT], job[matmul.JOB_STRIDE] = column, self._width
 
     def __call__(self, machine: Machine, x: Rows) -> Rows:
         """x (S, cols) -> (S, width), width a multiple of 16."""
         S, cols = x.shape
-        sizes = [matmul.x_bytes(kind, S, self._groups) for kind in self._kinds]
-        starts = dict(zip(self._kinds, np.cumsum([0, *sizes[:-1]]), strict=True))
-        packed = machine.buffers.bytes("packed", sum(sizes))
-        blocks = np.array([[0, S, kind, starts[kind]] for kind in self._kinds], np.int64)
+        jobs, end = self._jobs.copy(), 0
+        jobs[:, matmul.JOB_ROWS] = S
+        blocks = np.zeros((len(self._kinds), 4), np.int64)
+        for i, kind in enumerate(self._kinds):
+            blocks[i] = 0, S, kind, end
+            if i > 0:
+                jobs[jobs[:, matmul.JOB_KIND] == kind, matmul.JOB_X] = end
+            end += matmul.x_bytes(kind, S, self._groups)
+        packed = machine.buffers.bytes("packed", end)
         every_row = np.arange(S, dtype=np.int64)
         activations.pack_blocks(x, every_row, blocks, packed, machine.threads_for(4 * S * cols))
         out = machine.buffers.rows(self._name, S, self._width)
-        jobs = matmul.job_table(len(self._linears))
-        for job, linear, column in zip(jobs, self._linears, self.columns, strict=True):
-            job[matmul.JOB_KIND], job[matmul.JOB_TILES] = linear.kind, linear.tiles
-            job[matmul.JOB_WEIGHTS], job[matmul.JOB_SCALES] = linear.weights, linear.scales
-            job[matmul.JOB_GROUPS], job[matmul.JOB_BIAS] = linear.groups, linear.bias
-            job[matmul.JOB_ROWS], job[matmul.JOB_X] = S, starts[linear.kind]
-            job[matmul.JOB_OUT], job[matmul.JOB_STRIDE] = column, self._width
-        matmul.run_jobs(jobs, packed, flat(out), machine.threads_for(self._width * cols))
+        matmul.run_jobs(jobs, packed, out.reshape(-1), machine.threads_for(self._width * cols))
         return out
 
 

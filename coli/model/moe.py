@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from coli.kernels import activations, elementwise, experts, matmul, moe, routing
 from coli.kernels.tape import PHASES
 from coli.model.config import ModelSpec
-from coli.model.layers import TILE, Machine, Mlp, Projection, Rows, flat, tile_padded
+from coli.model.layers import TILE, Machine, Mlp, Projection, Rows, tile_padded
 from coli.model.loader import MoeWeights
 from coli.model.program import Ints, Program, SparsePoint
 from coli.store.container import ExpertLayout
@@ -145,13 +145,13 @@ class ExpertMatrices:
         with tape.held_back() as calls:
             activations.pack_blocks(x, rows_in, blocks_in, packed_in, machine.threads_for(4 * P * x.shape[1]))
             pack_in = tape.last_arguments
-            matmul.run_jobs(jobs_in, packed_in, flat(gate_up), threads)
+            matmul.run_jobs(jobs_in, packed_in, gate_up.reshape(-1), threads)
             multiply_in = tape.last_arguments
             elementwise.swiglu(gate_up, self._width, self._padded, hidden, machine.threads_for(8 * hidden.size))
             activate = tape.last_arguments
             activations.pack_blocks(hidden, every_row, blocks_down, packed_down, machine.threads_for(4 * hidden.size))
             pack_down = tape.last_arguments
-            matmul.run_jobs(jobs_down, packed_down, flat(outputs), threads)
+            matmul.run_jobs(jobs_down, packed_down, outputs.reshape(-1), threads)
             multiply_down = tape.last_arguments
         experts.plan_experts(
             point.expert_ids,
