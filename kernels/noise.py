@@ -8,12 +8,30 @@ gumbel = -log(-log(u)) in float64 with our own log, between -3.14 and 22.9.
 import numpy as np
 
 from coli.kernels.runtime import Stage, address, arguments, device, unpacker
-from coli.kernels.simd import bits_f32, load_f32, load_f64, load_i64, load_u8, stack, store_f64, store_i64
+from coli.kernels.simd import (
+    abs_bits,
+    bits_f32,
+    fmax,
+    hmax_f32,
+    hmax_i32,
+    imax,
+    load_f32,
+    load_f32x16,
+    load_f64,
+    load_i64,
+    load_u8,
+    splat_f32,
+    splat_i32,
+    stack,
+    store_f64,
+    store_i64,
+)
 from coli.kernels.transcendental import exp64, log64
 
 unpack3, unpack4, unpack6, unpack8 = unpacker(3), unpacker(4), unpacker(6), unpacker(8)
 sort_counts = stack(2048 * 8)
 
+PEAK_BLOCK = 1024  # logits whose largest is found at once
 GUMBEL_MAX = 22.9  # above -log(-log(1 - 2**-33)) = 22.87
 LN2 = 0.6931471805599453
 
@@ -82,11 +100,41 @@ def _bound(word):
     return (n + 2 if rest == np.uint32(0) else n + 1) * LN2 + 1e-9
 
 
+@device
+def _first_peak(logits, n):
+    """(largest logit, its first id), by vectors; (-inf, -1) where one is NaN or all are -inf, for the loop over ids."""
+    peak, at, special = np.float32(-np.inf), -1, splat_i32(np.int32(0))
+    for start in range(0, n, PEAK_BLOCK):
+        stop = min(start + PEAK_BLOCK, n)
+        top, i = splat_f32(np.float32(-np.inf)), start
+        while i + 16 <= stop:
+            x = load_f32x16(logits + 4 * i)
+            top, special = fmax(x, top), imax(special, abs_bits(x))
+            i += 16
+        largest = hmax_f32(top)
+        while i < stop:
+            y = load_f32(logits + 4 * i)
+            if y != y:
+                return np.float32(-np.inf), -1
+            largest = y if y > largest else largest
+            i += 1
+        if largest > peak:
+            peak, at = largest, start
+    if at < 0 or hmax_i32(special) > 0x7F800000:
+        return np.float32(-np.inf), -1
+    while load_f32(logits + 4 * at) != peak:
+        at += 1
+    return peak, at
+
+
 def _argmax(args, part, parts):
     """args: logits f32, n, ids (0: 0..n-1), allowed u8 by id (0: all), noisy, seed, position, out (best, NaN count)."""
     logits, n, ids, allowed, noisy, seed, position, out = unpack8(args, 0)
     peak, found, bad = -np.inf, -1, 0
-    for i in range(n):
+    if ids == 0 and allowed == 0:
+        largest, found = _first_peak(logits, n)
+        peak = np.float64(largest)
+    for i in range(0 if found < 0 else n, n):
         token = load_i64(ids + 8 * i) if ids != 0 else i
         if allowed != 0 and load_u8(allowed + token) == 0:
             continue

@@ -77,6 +77,21 @@ def test_greedy_takes_the_lowest_of_equals():
     assert noise.gumbel_argmax(logits, None, 0, allowed=allowed) == (5, 1)
 
 
+@pytest.mark.parametrize("size", [1, 15, 16, 17, 1023, 1024, 1025, 3000])
+@pytest.mark.parametrize("values", [[-np.inf], [0.0, -0.0], [np.nan], [np.inf, -np.inf], [-1e30, np.nan, 5.0]])
+def test_the_peak_found_by_vectors_is_the_one_found_id_by_id(size, values):
+    rng = np.random.default_rng(size)
+    every = np.ones(size, np.uint8)  # a restriction that restricts nothing takes the loop over ids
+    for count in (1, 2, size):
+        logits = rng.integers(-3, 1, size).astype(np.float32)
+        logits[rng.integers(0, size, count)] = rng.choice(np.array(values, np.float32), count)
+        for seed in (None, 7):
+            expected = noise.gumbel_argmax(logits, seed, 5, allowed=every)
+            assert noise.gumbel_argmax(logits, seed, 5) == expected
+            if seed is None and not np.isnan(logits).any():
+                assert expected[0] == int(np.argmax(logits))
+
+
 def test_nothing_to_choose_from():
     logits = np.full(4, np.nan, np.float32)
     assert noise.gumbel_argmax(logits, 1, 0) == (None, 4)
