@@ -6,11 +6,19 @@ gumbel = -log(-log(u)) in float64 with our own log, between -3.14 and 22.9.
 """
 
 import numpy as np
+from llvmlite import ir
+from numba import types
 
 from coli.kernels.runtime import Stage, address, arguments, device, unpacker
 from coli.kernels.simd import (
+    I32,
+    I64,
+    VI,
+    Lanes,
+    V,
     abs_bits,
     bits_f32,
+    const,
     fmax,
     hmax_f32,
     hmax_i32,
@@ -18,20 +26,27 @@ from coli.kernels.simd import (
     load_f32,
     load_f32x16,
     load_f64,
+    load_i32,
     load_i64,
     load_u8,
+    op,
+    pointer,
+    reduce_lanes,
+    splat,
     splat_f32,
     splat_i32,
     stack,
+    store,
     store_f64,
     store_i64,
 )
 from coli.kernels.transcendental import exp64, log64
 
 unpack3, unpack4, unpack6, unpack8 = unpacker(3), unpacker(4), unpacker(6), unpacker(8)
-sort_counts = stack(2048 * 8)
+sort_counts, chunk_words = stack(2048 * 8), stack(4 * 64)
 
 PEAK_BLOCK = 1024  # logits whose largest is found at once
+CHUNK = 64  # neighbouring ids whose noise is drawn at once
 GUMBEL_MAX = 22.9  # above -log(-log(1 - 2**-33)) = 22.87
 LN2 = 0.6931471805599453
 
@@ -54,6 +69,33 @@ def _philox(block, position, seed):
         k0 = np.uint32(k0 + np.uint32(0x9E3779B9))
         k1 = np.uint32(k1 + np.uint32(0xBB67AE85))
     return c0, c1, c2, c3
+
+
+def _emit_philox16(_context, b, block, position, seed, out):
+    wide, low, half = V(I64, 16), const(V(I64, 16), 0xFFFFFFFF), const(I64, 32)
+    count = ir.Constant(wide, list(range(16)))
+    c0 = b.and_(b.add(splat(b, block, wide), count), low)
+    c1, c2 = b.and_(splat(b, position, wide), low), splat(b, b.lshr(position, half), wide)
+    c3 = const(wide, 0)
+    k0, k1 = b.and_(splat(b, seed, wide), low), splat(b, b.lshr(seed, half), wide)
+    for _ in range(10):
+        p0, p1 = b.mul(c0, const(wide, 0xD2511F53)), b.mul(c2, const(wide, 0xCD9E8D57))
+        c0, c1 = b.xor(b.xor(b.lshr(p1, const(wide, 32)), c1), k0), b.and_(p1, low)
+        c2, c3 = b.xor(b.xor(b.lshr(p0, const(wide, 32)), c3), k1), b.and_(p0, low)
+        k0 = b.and_(b.add(k0, const(wide, 0x9E3779B9)), low)
+        k1 = b.and_(b.add(k1, const(wide, 0xBB67AE85)), low)
+    words = [b.trunc(c, VI) for c in (c0, c1, c2, c3)]
+    biased = [Lanes(b, word) ^ -0x80000000 for word in words]  # so that signed comparisons order them
+    top = biased[0]
+    for x in biased[1:]:
+        top = x.where(x > top, top)
+    for k, word in enumerate(words):
+        store(b, word, pointer(b, out), 64 * k)
+    return b.xor(reduce_lanes(top, lambda p, q: p.where(p > q, q)).v, const(I32, -0x80000000))
+
+
+# Words of 16 neighbouring blocks: word k of block + j goes to out + 64 * k + 4 * j. Returns the largest, as int32 bits.
+_philox16 = op(_emit_philox16, types.int32, types.int64, types.int64, types.int64, types.int64)
 
 
 @device
@@ -101,6 +143,21 @@ def _bound(word):
 
 
 @device
+def _largest(logits, n):
+    """The largest of n <= CHUNK logits, NaN left out; -inf when there is none."""
+    top, i = splat_f32(np.float32(-np.inf)), 0
+    while i + 16 <= n:
+        top = fmax(load_f32x16(logits + 4 * i), top)
+        i += 16
+    largest = hmax_f32(top)
+    while i < n:
+        y = load_f32(logits + 4 * i)
+        largest = y if y > largest else largest
+        i += 1
+    return largest
+
+
+@device
 def _first_peak(logits, n):
     """(largest logit, its first id), by vectors; (-inf, -1) where one is NaN or all are -inf, for the loop over ids."""
     peak, at, special = np.float32(-np.inf), -1, splat_i32(np.int32(0))
@@ -130,6 +187,7 @@ def _first_peak(logits, n):
 def _argmax(args, part, parts):
     """args: logits f32, n, ids (0: 0..n-1), allowed u8 by id (0: all), noisy, seed, position, out (best, NaN count)."""
     logits, n, ids, allowed, noisy, seed, position, out = unpack8(args, 0)
+    words = chunk_words()
     peak, found, bad = -np.inf, -1, 0
     if ids == 0 and allowed == 0:
         largest, found = _first_peak(logits, n)
@@ -146,20 +204,25 @@ def _argmax(args, part, parts):
     if noisy != 0 and found >= 0:
         # the noise of the largest logit sets a floor; ids that cannot reach it need no noise
         best = peak + _gumbel_of(_word(_philox(found >> 2, position, seed), found & 3))
-        step = 1 if ids != 0 else 4  # neighbouring ids share a block of words
-        for i in range(0, n, step):
-            first = load_i64(ids + 8 * i) if ids != 0 else i
-            stop = first + 1 if ids != 0 else min(i + 4, n)
-            reach = -np.inf
-            for token in range(first, stop):
+        for i in range(0, n, CHUNK):
+            count = min(CHUNK, n - i)
+            if ids == 0:
+                reach = np.float64(_largest(logits + 4 * i, count))
+                if reach + GUMBEL_MAX < best:
+                    continue
+                top = np.uint32(_philox16(i >> 2, position, seed, words))
+                if reach + _bound(top) < best:
+                    continue
+            for k in range(count):
+                token = load_i64(ids + 8 * (i + k)) if ids != 0 else i + k
                 x = np.float64(load_f32(logits + 4 * token))
-                reach = x if x > reach else reach
-            if reach + GUMBEL_MAX < best:
-                continue
-            words = _philox(first >> 2, position, seed)
-            for token in range(first, stop):
-                x, word = np.float64(load_f32(logits + 4 * token)), _word(words, token & 3)
-                if x != x or x + _bound(word) < best or (allowed != 0 and load_u8(allowed + token) == 0):
+                if x != x or x + GUMBEL_MAX < best or (allowed != 0 and load_u8(allowed + token) == 0):
+                    continue
+                if ids == 0:
+                    word = np.uint32(load_i32(words + 64 * (k & 3) + 4 * (k >> 2)))
+                else:
+                    word = _word(_philox(token >> 2, position, seed), token & 3)
+                if x + _bound(word) < best:
                     continue
                 value = x + _gumbel_of(word)
                 if value > best or (value == best and token < found):

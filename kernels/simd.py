@@ -354,7 +354,7 @@ bits_f64 = lanes_op(lambda x: x.bits(), i64, f64)
 rint_i32 = lanes_op(lambda x: (x + 12582912.0).bits() - 0x4B400000, i32x16, f32x16)
 
 
-def _reduce(x, combine):
+def reduce_lanes(x, combine):
     """Fixed tree: lane i with lane i+8, then +4, +2, +1. (llvm.vector.reduce.fadd is either a slow in-order sum or,
     with fastmath, one of unspecified order.)"""
     for h in (8, 4, 2, 1):
@@ -363,10 +363,10 @@ def _reduce(x, combine):
     return Lanes(x.b, x.b.extract_element(x.v, const(I32, 0)))
 
 
-hsum_f32 = lanes_op(lambda x: _reduce(x, lambda p, q: p + q), f32, f32x16)
-hmax_f32 = lanes_op(lambda x: _reduce(x, lambda p, q: p.where(p > q, q)), f32, f32x16)
-hsum_i32 = lanes_op(lambda x: _reduce(x, lambda p, q: p + q), i32, i32x16)
-hmax_i32 = lanes_op(lambda x: _reduce(x, lambda p, q: p.where(p > q, q)), i32, i32x16)
+hsum_f32 = lanes_op(lambda x: reduce_lanes(x, lambda p, q: p + q), f32, f32x16)
+hmax_f32 = lanes_op(lambda x: reduce_lanes(x, lambda p, q: p.where(p > q, q)), f32, f32x16)
+hsum_i32 = lanes_op(lambda x: reduce_lanes(x, lambda p, q: p + q), i32, i32x16)
+hmax_i32 = lanes_op(lambda x: reduce_lanes(x, lambda p, q: p.where(p > q, q)), i32, i32x16)
 
 store_i8x16 = op(
     lambda c, b, a, x: store(b, b.trunc(x, V(I8, 16)), pointer(b, a), 0), types.void, i64, i32x16

@@ -63,10 +63,16 @@ def test_gumbel_argmax_samples_the_softmax():
 @pytest.mark.parametrize("scale", [0.0, 0.5, 3.0, 30.0])
 def test_pruning_never_changes_the_choice(scale):
     rng = np.random.default_rng(0)
-    for position in range(40):
-        logits = (rng.standard_normal(3001) * scale).astype(np.float32)
-        total = logits.astype(np.float64) + noise.gumbel(5, position, np.arange(3001))
-        assert noise.gumbel_argmax(logits, 5, position) == (int(np.argmax(total)), 0)
+    for position in [*range(40), 2**31, 2**40 + 3]:
+        for size in (3001, 64, 63, 65, 5):
+            logits = (rng.standard_normal(size) * scale).astype(np.float32)
+            total = logits.astype(np.float64) + noise.gumbel(2**63 + 5, position, np.arange(size))
+            best = int(np.argmax(total))
+            assert noise.gumbel_argmax(logits, 2**63 + 5, position) == (best, 0)
+            without = np.ones(size, np.uint8)
+            without[best] = 0
+            total[best] = -np.inf
+            assert noise.gumbel_argmax(logits, 2**63 + 5, position, allowed=without) == (int(np.argmax(total)), 0)
 
 
 def test_greedy_takes_the_lowest_of_equals():
