@@ -81,6 +81,16 @@ def _quantize_rows(args, part, parts):
 QUANTIZE_ROWS = Stage(_quantize_rows)
 
 
+@device
+def _place(i, n):
+    """Row i of n: (first row of its block, rows of the block, its place there). The first n % blocks hold one more."""
+    blocks = max(1, (n + 15) // 16)
+    base, extra = n // blocks, n % blocks
+    b = i // (base + 1) if i < extra * (base + 1) else extra + (i - extra * (base + 1)) // max(base, 1)
+    t0 = b * base + min(b, extra)
+    return t0, base + 1 if b < extra else base, i - t0
+
+
 def _pack_rows(args, part, parts):
     """args: x, cols, stride, row_ids, blocks (B, 4): first index in row_ids, rows, kind, byte offset, B, buffer."""
     x, cols, stride, row_ids, table, count, buffer = unpack7(args, 0)
@@ -93,18 +103,13 @@ def _pack_rows(args, part, parts):
     for j in range(count):
         ids, n = row_ids + 8 * load_i64(table + 32 * j), load_i64(table + 32 * j + 8)
         kind, out = load_i64(table + 32 * j + 16), buffer + load_i64(table + 32 * j + 24)
-        blocks = max(1, (n + 15) // 16)
-        base, extra = n // blocks, n % blocks
         for i in range(max(first - done, 0), min(stop - done, n)):
             row = x + 4 * stride * load_i64(ids + 8 * i)
             if kind == 0:
                 for g in range(2 * groups):
                     store_f32x16(out + 64 * (i * groups * 2 + g), load_part(row + 64 * g, cols - 16 * g))
             else:
-                # block b and place s of row i; the first `extra` blocks hold one row more
-                b = i // (base + 1) if i < extra * (base + 1) else extra + (i - extra * (base + 1)) // max(base, 1)
-                t0 = b * base + min(b, extra)
-                m, s = base + 1 if b < extra else base, i - t0
+                t0, m, s = _place(i, n)
                 zero = np.int32(128) if kind == 1 else np.int32(8)
                 for g in range(groups):
                     record = out + (t0 * groups + g * m) * 40
@@ -129,12 +134,8 @@ def _pack_quantized(args, part, parts):
         ids, n = row_ids + 8 * load_i64(table + 32 * j), load_i64(table + 32 * j + 8)
         zero = np.int32(128) if load_i64(table + 32 * j + 16) == 1 else np.int32(8)
         out = buffer + load_i64(table + 32 * j + 24)
-        blocks = max(1, (n + 15) // 16)
-        base, extra = n // blocks, n % blocks
         for i in range(max(first - done, 0), min(stop - done, n)):
-            b = i // (base + 1) if i < extra * (base + 1) else extra + (i - extra * (base + 1)) // max(base, 1)
-            t0 = b * base + min(b, extra)
-            m, s = base + 1 if b < extra else base, i - t0
+            t0, m, s = _place(i, n)
             source = load_i64(ids + 8 * i) * groups
             for g in range(groups):
                 record = out + (t0 * groups + g * m) * 40
