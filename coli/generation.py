@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from coli.drafts.merge import MergedSources
+from coli.drafts.opening import Drafter
 from coli.engine.engine import Limits
 from coli.engine.sampling import Sampler
 from coli.engine.session import Session
@@ -53,7 +53,7 @@ class Generation:
         context: int,
         options: GenerateOptions,
         seed: int,
-        drafter: MergedSources,
+        drafter: Drafter,
         gate: str,
     ) -> None:
         self._loaded, self._tokenizer = loaded, tokenizer
@@ -91,6 +91,7 @@ class Generation:
                 for name, c in self._drafter.counters.items()
             },
             gate=self._gate,
+            drafting=self._drafter.report,
             memory_budget_bytes=self._loaded.plan.budget_bytes,
             faults_before=faults,
             machine=self._loaded.machine(),

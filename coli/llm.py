@@ -12,6 +12,7 @@ from types import TracebackType
 
 from coli.drafts.opening import SourceLibrary
 from coli.errors import ContextLengthError, OptionError
+from coli.gating import Gating
 from coli.generation import Generation, GenerationResult, draw_seed
 from coli.kernels import runtime
 from coli.loading import LoadedModel
@@ -39,6 +40,7 @@ class LLM:
         self._notice = notice
         self._loaded: LoadedModel | None = None
         self._sources = SourceLibrary(self.spec.vocab_size, lambda: tokenizer.fingerprint, notice, tokenizer)
+        self._gating = Gating(container, options, notice)
 
     @classmethod
     def open(
@@ -65,6 +67,7 @@ class LLM:
     def close(self) -> None:
         """Give files and memory back."""
         if self._loaded is not None:
+            self._gating.close()
             self._loaded.close()
             self._loaded = None
 
@@ -91,6 +94,7 @@ class LLM:
         seed = draw_seed() if options.sampler.seed is None else options.sampler.seed
         sources = self._sources.sources(drafts, seed=seed)
         loaded = self.load(context)
+        self._gating.join(sources, loaded)
         return Generation(loaded, self.tokenizer, prompt_ids, context, options, seed, sources, drafts.gate)
 
     def load(self, context: int) -> LoadedModel:

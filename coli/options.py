@@ -163,15 +163,19 @@ TABLE: tuple[Setting, ...] = (
     Setting("corpus_minacc", "drafts", "int", 50, "pause the corpus below this acceptance in percent",
             "--corpus-minacc", _env("COLI_CORPUS_MINACC"), Bounds(0, 100), counter="drafts.corpus"),
     Setting("draft", "drafts", "int", None, "n-gram and MTP tokens per forward at most; 0 is off", "--draft",
-            _env("DRAFT"), Bounds(0, 63), default_text="the gate decides (0 until it is measured)",
+            _env("DRAFT"), Bounds(0, 63), default_text="0; the gate decides with `--gate auto`",
             counter="drafts.ngram"),
     Setting("mtp", "drafts", "bool", None, "draft with the model's own MTP head", "--mtp/--no-mtp", _env("MTP"),
             default_text="on when present", counter="drafts.mtp", later=_MTP),
     Setting("graph", "drafts", "path", None, "n-gram graph to draft from", "--graph", _env("COLI_DRAFT_GRAPH"),
             default_text="off", counter="drafts.graph"),
     Setting("gate", "drafts", "choice", "seed",
-            "which drafts are worth a forward; auto is seed until the gate is measured", "--gate", _env("COLI_GATE"),
-            _choices("auto", "seed", "always"), counter="gate"),
+            "which drafts are worth a forward: auto weighs measured costs, seed by fixed thresholds, always all",
+            "--gate", _env("COLI_GATE"), _choices("auto", "seed", "always"), counter="gate"),
+    Setting("gate_file", "drafts", "path", None, "file in which `--gate auto` keeps what row counts cost", "",
+            _env("COLI_GATE_FILE"), default_text="gate.json beside the usage history", counter="drafting.costs"),
+    Setting("gate_save", "drafts", "bool", True, "write that file (`USAGE_SAVE=0` turns it off too)", "",
+            _env("COLI_GATE_SAVE"), counter="drafting.costs"),
     Setting("accept", "drafts", "choice", "match", "how drafts are judged", "--accept", _env("COLI_ACCEPT"),
             _choices("match", "rejection"), counter="drafts", later="--accept rejection"),
     # output
@@ -353,6 +357,8 @@ class EngineOptions:
     usage: Path | None = None
     usage_save: bool = True
     usage_decay: float | None = None
+    gate_file: Path | None = None
+    gate_save: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -389,6 +395,7 @@ def engine_options(r: Resolved) -> EngineOptions:
         threads=r["threads"], memory_budget_bytes=r["ram"], io=r["io"], kv=r["kv"], context=r["ctx"], simd=r["simd"],
         kernel_cache=kernel_cache(r), cap=r["cap"], pin=r["pin"], pin_bytes=r["pin_gb"], autopin=r["autopin"],
         usage=r["usage"], usage_save=r["usage_save"], usage_decay=r["usage_decay"],
+        gate_file=r["gate_file"], gate_save=r["gate_save"],
     )  # fmt: skip
 
 

@@ -4,6 +4,7 @@ Reads /proc and /sys below a root folder that tests replace. Called where thread
 """
 
 import os
+import platform
 from collections.abc import Iterator
 from pathlib import Path, PurePosixPath
 
@@ -22,6 +23,15 @@ def usable_cores(root: Path = Path("/"), physical: int | None = None, affinity: 
     affinity = affinity or _affinity()
     quotas = [max(1, int(quota)) for quota in _quotas(root)]
     return min(physical, affinity, *quotas)
+
+
+def processor_name(root: Path = Path("/")) -> str:
+    """The processor's model name as the system gives it, else its architecture."""
+    for line in _text(root / "proc/cpuinfo").splitlines():
+        name, _, value = line.partition(":")
+        if name.strip() == "model name" and value.strip():
+            return value.strip()
+    return platform.machine() or "unknown"
 
 
 def _affinity() -> int:

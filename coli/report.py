@@ -48,6 +48,7 @@ def run_report(
     cache: str,
     drafts: dict[str, dict[str, int]],
     gate: str,
+    drafting: dict[str, Any],
     memory_budget_bytes: int,
     faults_before: int,
     machine: dict[str, Any],
@@ -80,6 +81,7 @@ def run_report(
         "time_s": _time_shares(stats.prefill_s + stats.decode_s, store.wait_s, phases),
         "drafts": drafts,
         "gate": gate,
+        "drafting": drafting,
         "machine": machine,
     }
 

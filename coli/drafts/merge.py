@@ -1,13 +1,15 @@
 """All draft sources behind one door: who is asked, whose proposal is drafted, who hears what became of it.
 
-First form: sources are asked in order of authority and the first proposal wins, as in the seed; with `chain` the
-others may go on from its end. The engine calls `begin`, then per step `commit`, `propose`, `judged`.
+The seed's form: sources are asked in order of authority and the first proposal wins; with `chain` the others may go on
+from its end. coli.drafts.gated has the other, a tree of all proposals. The engine calls `begin`, then per step
+`commit`, `propose`, `judged` if something was proposed, and `measured`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Protocol
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from typing import Any, Protocol
 
 from coli.drafts.base import MAX_DRAFT_TOKENS, ROOT, Counters, Draft, DraftSource
 
@@ -24,12 +26,35 @@ class DraftTree(Protocol):
     def parents(self) -> tuple[int, ...]: ...
 
 
+class DraftLog:
+    """How often forwards of how many rows were run, and how many drafted tokens those with drafts had accepted."""
+
+    def __init__(self) -> None:
+        self.rows: Counter[int] = Counter()
+        self.accepted_depth: Counter[int] = Counter()
+
+    def measured(self, rows: int, committed: int) -> None:
+        """A forward of `rows` rows gave `committed` ids."""
+        self.rows[rows] += 1
+        if rows > 1:
+            self.accepted_depth[committed - 1] += 1
+
+    @property
+    def report(self) -> dict[str, Any]:
+        """JSON-ready."""
+        return {
+            "rows": {str(rows): count for rows, count in sorted(self.rows.items())},
+            "accepted_depth": {str(depth): count for depth, count in sorted(self.accepted_depth.items())},
+        }
+
+
 class MergedSources:
     """Sources in order of authority; unknown names come last, in the order given."""
 
     def __init__(self, sources: Sequence[DraftSource], *, vocab_size: int, chain: bool = False) -> None:
         """chain: let other sources extend a proposal from its end (False: the seed's first-wins)."""
-        self.sources = tuple(sorted(sources, key=_rank))
+        self.sources = in_order(sources)
+        self._log = DraftLog()
         self._vocab_size = vocab_size
         self._chain = chain
         self._owners: list[DraftSource] = []  # per token of the last proposal
@@ -85,19 +110,18 @@ class MergedSources:
         kept: indices of the accepted draft tokens, from the root on. judged: how many nodes of that path, the root
         included, had their children compared with the target.
         """
-        compared: dict[int, int] = {}
-        accepted: dict[int, int] = {}
-        path = [ROOT, *kept]
-        for depth, node in enumerate(path[:judged]):
-            siblings = [index for index, parent in enumerate(proposal.parents) if parent == node]
-            for owner in {id(self._owners[index]) for index in siblings}:
-                compared[owner] = compared.get(owner, 0) + 1
-            if depth + 1 < len(path):
-                owner = id(self._owners[path[depth + 1]])
-                accepted[owner] = accepted.get(owner, 0) + 1
-        for source in self.sources:
-            if id(source) in compared:
-                source.judged(compared[id(source)], accepted.get(id(source), 0))
+        owners = [(index,) for index in map(self.sources.index, self._owners)]
+        for index, (compared, accepted) in compared_and_accepted(proposal.parents, owners, kept, judged).items():
+            self.sources[index].judged(compared, accepted)
+
+    def measured(self, rows: int, committed: int, seconds: float) -> None:
+        """The forward behind the last proposal had `rows` rows and gave `committed` ids."""
+        self._log.measured(rows, committed)
+
+    @property
+    def report(self) -> dict[str, Any]:
+        """What was drafted and how deep it was right, JSON-ready."""
+        return self._log.report
 
     @property
     def counters(self) -> dict[str, Counters]:
@@ -107,12 +131,45 @@ class MergedSources:
     def report_lines(self) -> list[str]:
         """The sources' own lines, then one line of counters for those that proposed anything."""
         lines = [line for source in self.sources for line in source.report_lines()]
-        parts = [
-            f"{name} {counters.proposed} proposed, {counters.judged} judged, {counters.accepted} accepted"
-            for name, counters in self.counters.items()
-            if counters.proposed
-        ]
-        return [*lines, f"drafts: {'; '.join(parts)}"] if parts else lines
+        return [*lines, *counter_lines(self.counters)]
+
+
+def in_order(sources: Sequence[DraftSource]) -> tuple[DraftSource, ...]:
+    """By authority; unknown names last, in the order given."""
+    return tuple(sorted(sources, key=_rank))
+
+
+def compared_and_accepted(
+    parents: Sequence[int], owners: Sequence[Sequence[int]], kept: Sequence[int], judged: int
+) -> dict[int, tuple[int, int]]:
+    """Per owner on how many nodes of the path the target compared something of it, and how much of it was right.
+
+    owners: per draft token who proposed it. kept: the accepted ones, from the root on. judged: nodes of that path, the
+    root included, whose children were compared.
+    """
+    compared: Counter[int] = Counter()
+    accepted: Counter[int] = Counter()
+    path = [ROOT, *kept]
+    on_path = set(path[:judged])
+    here: dict[int, set[int]] = {}
+    for index, parent in enumerate(parents):
+        if parent in on_path:
+            here.setdefault(parent, set()).update(owners[index])
+    for found in here.values():
+        compared.update(found)
+    for node in path[1 : judged + 1]:
+        accepted.update(set(owners[node]))
+    return {owner: (count, accepted[owner]) for owner, count in compared.items()}
+
+
+def counter_lines(counters: Mapping[str, Counters]) -> list[str]:
+    """One line with the counters of the sources that proposed anything."""
+    parts = [
+        f"{name} {c.proposed} proposed, {c.judged} judged, {c.accepted} accepted"
+        for name, c in counters.items()
+        if c.proposed
+    ]
+    return [f"drafts: {'; '.join(parts)}"] if parts else []
 
 
 def _rank(source: DraftSource) -> int:

@@ -6,8 +6,11 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
-from coli.drafts.base import DraftSource, Notice, PausingGuard
+from coli.drafts.acceptance import Acceptance
+from coli.drafts.base import MAX_DRAFT_TOKENS, DraftSource, Guard, Notice, PausingGuard, SlidingGuard
 from coli.drafts.corpus import LABEL, CorpusSource, SpanIndex, open_corpus
+from coli.drafts.gate import Gate
+from coli.drafts.gated import TreeSources
 from coli.drafts.merge import MergedSources
 from coli.drafts.ngram import NgramSource
 from coli.errors import OptionError
@@ -16,6 +19,10 @@ if TYPE_CHECKING:
     from coli.drafts.grammar import GrammarLibrary
     from coli.drafts.graph import GraphOptions
     from coli.drafts.ngram_index import NgramIndex
+
+
+Drafter = MergedSources | TreeSources
+SEED_MINACC = 50
 
 
 class DraftSettings(Protocol):
@@ -78,8 +85,9 @@ class SourceLibrary:
         self._corpora: dict[Path, tuple[tuple[int, int], SpanIndex]] = {}
         self._graphs: dict[Path, tuple[tuple[int, int] | None, NgramIndex]] = {}
         self._grammars: GrammarLibrary | None = None
+        self._gate, self._acceptance = Gate(), Acceptance()
 
-    def sources(self, settings: DraftSettings, *, seed: int = 0, graph: GraphOptions | None = None) -> MergedSources:
+    def sources(self, settings: DraftSettings, *, seed: int = 0, graph: GraphOptions | None = None) -> Drafter:
         """Fresh sources for one response. Raises CorpusError for a malformed or foreign corpus or graph.
 
         seed: of the response's noise, which a sampling graph shares; graph: its knobs (None: the defaults).
@@ -90,15 +98,27 @@ class SourceLibrary:
         if settings.enabled and settings.corpus is not None:
             index = self._corpus(settings.corpus, settings.corpus_k)
             if index is not None:
-                guard = None
-                if settings.gate != "always":
-                    guard = PausingGuard(LABEL, self._notice, percent=settings.corpus_minacc)
+                guard = self._corpus_guard(settings)
                 sources.append(CorpusSource(index, depth=settings.corpus_k, guard=guard))
-        if settings.enabled and settings.draft:
-            sources.append(NgramSource(depth=settings.draft))
+        depth = MAX_DRAFT_TOKENS if settings.draft is None and settings.gate == "auto" else settings.draft
+        if settings.enabled and depth:
+            sources.append(NgramSource(depth=depth))
         if settings.enabled and settings.graph is not None:
             sources.append(self._graph_source(settings.graph, seed, graph))
+        if settings.gate == "auto":
+            gate, acceptance = self._gate, self._acceptance
+            return TreeSources(sources, vocab_size=self._vocab_size, gate=gate, acceptance=acceptance)
+        if settings.gate == "always" and len(sources) > 1:
+            return TreeSources(sources, vocab_size=self._vocab_size)
         return MergedSources(sources, vocab_size=self._vocab_size)
+
+    def _corpus_guard(self, settings: DraftSettings) -> Guard | None:
+        """The seed's; with the measured gate only a minimum that differs from the seed's counts, in a true window."""
+        if settings.gate == "seed":
+            return PausingGuard(LABEL, self._notice, percent=settings.corpus_minacc)
+        if settings.gate == "auto" and settings.corpus_minacc != SEED_MINACC:
+            return SlidingGuard(LABEL, self._notice, window=24, percent=settings.corpus_minacc)
+        return None
 
     def _grammar_source(self, settings: DraftSettings) -> DraftSource:
         from coli.drafts.grammar import GrammarLibrary
@@ -115,8 +135,7 @@ class SourceLibrary:
         path = settings.grammar or settings.schema
         assert path is not None
         tag = GRAMMAR_TAG if settings.grammar is not None else SCHEMA_TAG
-        # Until the measured gate exists, `auto` is the seed's.
-        gate = "always" if settings.gate == "always" else "seed"
+        gate = "seed" if settings.gate == "seed" else "always"  # the measured gate needs no guard
         return self._grammars.open(path, tag=tag, depth=settings.grammar_draft, gate=gate)
 
     def _graph_source(self, path: Path, seed: int, options: GraphOptions | None) -> DraftSource:
@@ -157,6 +176,6 @@ def _version(path: Path) -> tuple[int, int] | None:
 
 def open_sources(
     settings: DraftSettings, vocab_size: int, notice: Notice, fingerprint: Callable[[], str] = lambda: ""
-) -> MergedSources:
+) -> Drafter:
     """The sources `settings` ask for, opened for one response only."""
     return SourceLibrary(vocab_size, fingerprint, notice).sources(settings)

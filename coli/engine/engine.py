@@ -42,6 +42,10 @@ class Drafter(Protocol):
         """What became of the last proposal: indices of the accepted drafts, and how many were compared."""
         ...
 
+    def measured(self, rows: int, committed: int, seconds: float) -> None:
+        """The forward behind the last `propose`: its rows, the ids it gave and what it took, all but the drafting."""
+        ...
+
     def commit(self, token_ids: Sequence[int]) -> None: ...
 
 
@@ -142,6 +146,7 @@ class Engine:
         left = min(limits.max_tokens - stats.generated_tokens, limits.context - len(session.token_ids))
         room = min(MAX_ROWS, left) - 1
         proposal = drafter.propose(room) if room > 0 else None
+        began = time.perf_counter()
         drafts = proposal.token_ids if proposal else ()
         parents = proposal.parents if proposal else ()
         ids = np.array([session.newest, *drafts], np.int64)
@@ -161,8 +166,10 @@ class Engine:
         kept = np.array(verdict.kept_rows, np.int64)
         cache.keep_path(base, verdict.kept_rows)
         self._model.settle(kept)
+        seconds = time.perf_counter() - began
         if proposal:
             drafter.judged(proposal, [row - 1 for row in verdict.kept_rows[1:]], verdict.judged)
+        drafter.measured(len(ids), len(verdict.token_ids), seconds)
 
     def _sample(self, sampler: Sampler, logits: NDArray[np.float32], position: int) -> int:
         try:

@@ -154,6 +154,11 @@ class ExpertStore:
         self.policy.usage[:] = 0
         return usage
 
+    @property
+    def bytes_read(self) -> int:
+        """Bytes of all records read so far, pins and prefill included."""
+        return self._bytes_read
+
     def stats(self) -> StoreStats:
         record_bytes = {i: layout.record_bytes for i, layout in self._layouts.items()}
         return StoreStats.of(

@@ -6,7 +6,7 @@ Compare `Prediction` with the real engine's counters; wrap the real drafter in `
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Any, Protocol
 
 from coli.drafts.base import Counters
 from coli.drafts.merge import DraftTree, MergedSources
@@ -136,6 +136,13 @@ class RecordingDrafter:
     def judged(self, proposal: DraftTree, kept: Sequence[int], judged: int) -> None:
         self.steps.append(Step(self._source, proposal.token_ids, len(kept)))
         self._sources.judged(proposal, kept, judged)
+
+    def measured(self, rows: int, committed: int, seconds: float) -> None:
+        self._sources.measured(rows, committed, seconds)
+
+    @property
+    def report(self) -> dict[str, Any]:
+        return self._sources.report
 
     @property
     def counters(self) -> dict[str, Counters]:

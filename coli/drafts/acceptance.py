@@ -1,0 +1,56 @@
+"""How likely the target is to agree with a drafted token: discounted counts by source, match length and depth.
+
+Every proposal teaches, whether it was drafted or declined: the ids that are emitted say what would have become of it.
+A finer count corrects the coarser one above it, which weighs as much as a few observations. Pure; one thread.
+"""
+
+from __future__ import annotations
+
+DISCOUNT = 63 / 64  # weight of all earlier observations when one is added
+PRIOR_WEIGHT = 4.0  # observations the coarser estimate counts as
+OTHER_PRIOR = 0.4
+# Before anything was seen. The seed's prior for lookups is 0.5; forced bytes and frozen spans have earned more.
+PRIORS = {"grammar": 0.8, "corpus": 0.6, "mtp": 0.7, "ngram": 0.5, "graph": 0.4}
+_MATCHES = (0, 1, 2, 3, 4, 5, 6, 7, 8, 8, 8, 8, 9, 9, 9, 9, 10)  # bucket by match length, longer ones last
+_DEPTHS = (0, 1, 2, 3, 3, 4, 4, 4, 4, 5)  # bucket by depth, deeper ones last
+
+Key = tuple[str, int, int]
+_ALL = -1  # in a key: any match length, any depth
+
+
+class Acceptance:
+    """Estimates P(accepted | everything above it was accepted)."""
+
+    def __init__(self) -> None:
+        self._cells: dict[Key, list[float]] = {}  # judged, accepted; both discounted
+
+    def add(self, source: str, match_length: int, depth: int, accepted: bool) -> None:
+        """A token of `source` at `depth` (0: the next token), resting on `match_length` ids, was right or wrong."""
+        match, level = _bucket(_MATCHES, match_length), _bucket(_DEPTHS, depth)
+        for key in ((source, _ALL, _ALL), (source, match, _ALL), (source, match, level)):
+            cell = self._cells.setdefault(key, [0.0, 0.0])
+            cell[0] = cell[0] * DISCOUNT + 1
+            cell[1] = cell[1] * DISCOUNT + accepted
+
+    def probability(self, source: str, match_length: int, depth: int) -> float:
+        """In (0, 1)."""
+        match, level = _bucket(_MATCHES, match_length), _bucket(_DEPTHS, depth)
+        estimate = PRIORS.get(source, OTHER_PRIOR)
+        for key in ((source, _ALL, _ALL), (source, match, _ALL), (source, match, level)):
+            cell = self._cells.get(key)
+            if cell is None:
+                break
+            estimate = (cell[1] + PRIOR_WEIGHT * estimate) / (cell[0] + PRIOR_WEIGHT)
+        return estimate
+
+    def table(self) -> dict[str, float]:
+        """source -> estimate over all its lengths and depths, for the report."""
+        return {
+            source: round((cell[1] + PRIOR_WEIGHT * PRIORS.get(source, OTHER_PRIOR)) / (cell[0] + PRIOR_WEIGHT), 4)
+            for (source, match, level), cell in self._cells.items()
+            if (match, level) == (_ALL, _ALL)
+        }
+
+
+def _bucket(table: tuple[int, ...], value: int) -> int:
+    return table[value] if value < len(table) else table[-1]

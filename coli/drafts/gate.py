@@ -1,0 +1,250 @@
+"""The gate: how many of the likeliest draft tokens are worth a forward. Zero is a normal answer.
+
+Weighs expected tokens against measured costs, in plain forwards. Whatever it decides, the output is the same: it can
+only waste time, and how much of it is bounded by an account. Losses against plain decoding are paid from the account,
+which earns a small share of the time spent; an empty account closes the gate. Pure: it is told seconds and bytes and
+reads no clock, so a simulated machine can drive it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from coli.drafts.costs import MAX_ROWS, RowCosts
+
+# Draft tokens of one forward. Every new number of rows has to be prepared for once, so that large ones are few.
+SIZES = (1, 2, 3, 4, 5, 6, 7, 8, 10, 12, 16, 24, 32, 48, 63)
+
+OPENING_GAIN = 1.08  # expected tokens per plain forward's time from which drafting begins
+CLOSING_GAIN = 1.02  # and below which it ends
+EARNED = 0.01  # share of the time spent that may be lost
+FIRST_ALLOWANCE = 3.0  # plain forwards that may be lost at the start
+LARGEST_ALLOWANCE = 8.0
+LARGEST_DEBT = 1.0
+REOPEN_AT = 0.5  # plain forwards on the account at which a closed gate opens
+PLAIN_EVERY = 64  # drafted forwards in a row after which a plain one is measured
+PROBE_EVERY = 4  # forwards between two probes of a row count that might be cheaper than thought
+RETRY_AFTER = 64  # declined proposals worth a look after which a small one is tried; doubled at each failure
+RETRY_AT_MOST = 1024
+PROMISING = 1.3  # expected tokens of a forward with one draft that are worth such a try
+PREPARED_FOR = 8  # forwards of a new row count among which preparing for it is divided
+DOUBTFUL = 0.25  # weight of a first forward, from which the preparation was only estimated away
+SHORTEST_REACH = 4  # draft tokens asked for at least; at most twice what was accepted lately
+REACH_KEPT = 0.9
+
+
+@dataclass(slots=True)
+class GateCounts:
+    """What the gate decided in one response."""
+
+    plain: int = 0  # forwards without a proposal
+    drafted: int = 0
+    declined: int = 0  # forwards whose proposals did not pay
+    probes: int = 0  # drafted to learn a cost
+    refreshes: int = 0  # plain though drafting paid, to measure a plain forward
+    closed: int = 0  # times the account ran empty
+    lost: float = 0.0  # seconds of drafted forwards that plain decoding would not have spent
+    gained: float = 0.0  # seconds it would have spent more
+    bytes_saved: int = 0  # expert bytes likewise
+    bytes_wasted: int = 0
+
+
+class Gate:
+    """Decides for one response after another; costs may be shared and remembered."""
+
+    def __init__(self, costs: RowCosts | None = None) -> None:
+        self.costs = costs if costs is not None else RowCosts()
+        self.counts = GateCounts()
+        self._account = FIRST_ALLOWANCE
+        self._is_closed = False
+        self._is_drafting = False
+        self._prepared: set[int] = set()  # row counts this response has run
+        self._since_plain = 0
+        self._since_probe = PROBE_EVERY
+        self._since_retry = 0
+        self._retry_after = RETRY_AFTER
+        self._reach = float(SHORTEST_REACH)
+        self._first_seconds = 0.0
+
+    def begin(self) -> None:
+        """A new response: a forward of each row count has to be prepared for again."""
+        self.counts = GateCounts()
+        self._prepared.clear()
+
+    @property
+    def is_closed(self) -> bool:
+        """Whether losses have used up the account."""
+        return self._is_closed
+
+    @property
+    def seconds_gained(self) -> float:
+        """Seconds this response's drafts have spared it, losses taken off."""
+        return self.counts.gained - self.counts.lost
+
+    def depth_limit(self, limit: int) -> int:
+        """Draft tokens worth asking for: what could pay if all were right, and not far beyond what lately was right."""
+        if self._is_closed or not self.costs.plain_seconds:
+            return min(limit, 1)
+        return min(limit, int(self._reach))
+
+    def choose(self, chances: Sequence[float]) -> int:
+        """How many nodes to draft. chances: path probabilities, likeliest first, each the sum's next term."""
+        if not chances:
+            self.counts.plain += 1
+            return 0
+        size = self._chosen(chances)
+        if size:
+            self.counts.drafted += 1
+        else:
+            self.counts.declined += 1
+        return size
+
+    def _chosen(self, chances: Sequence[float]) -> int:
+        costs = self.costs
+        self._since_probe += 1
+        if self._is_closed or not costs.plain_seconds:
+            return 0
+        if self._since_plain >= PLAIN_EVERY:
+            self.counts.refreshes += 1
+            return 0
+        best, best_size, hope, hope_size = 0.0, 0, 0.0, 0
+        tokens, taken = 1.0, 0
+        for size in self._sizes(len(chances)):
+            while taken < size:
+                tokens += chances[taken]
+                taken += 1
+            gain = tokens / self._price(size + 1)
+            if gain > best:
+                best, best_size = gain, size
+            if not costs.is_known(size + 1):
+                gain = tokens / costs.lowest(size + 1)
+                if gain > hope and costs.highest(size + 1) - tokens <= self._account:
+                    hope, hope_size = gain, size
+        wanted = CLOSING_GAIN if self._is_drafting else OPENING_GAIN
+        if hope >= max(best, 1.0) * OPENING_GAIN and self._since_probe >= PROBE_EVERY:
+            self._since_probe = 0
+            self.counts.probes += 1
+            return hope_size
+        if best >= wanted and not costs.is_known(best_size + 1):
+            best_size = self._measured_size(chances, wanted)
+        self._is_drafting = best >= wanted and best_size > 0
+        if self._is_drafting:
+            self._since_retry, self._retry_after = 0, RETRY_AFTER
+            return best_size
+        return self._retried(1 + chances[0])
+
+    def _sizes(self, count: int) -> list[int]:
+        """Sizes to weigh for `count` nodes: the steps, and all of them where that row count is prepared already."""
+        sizes = [size for size in SIZES if size <= count]
+        return [*sizes, count] if count not in SIZES and count + 1 in self._prepared else sizes
+
+    def _price(self, rows: int) -> float:
+        """Plain forwards `rows` rows cost, with a share of the preparation if this response has not run them yet."""
+        ratio = self.costs.ratio(rows)
+        if rows not in self._prepared:
+            ratio += self._preparation() / self.costs.plain_seconds / PREPARED_FOR
+        return ratio
+
+    def _preparation(self) -> float:
+        """Seconds the first forward of a row count takes more than later ones, as the first plain one did."""
+        plain = self.costs.plain_seconds
+        return min(max(self._first_seconds - plain, 0.0), 2 * plain)
+
+    def _measured_size(self, chances: Sequence[float], wanted: float) -> int:
+        best, best_size, tokens = wanted, 0, 1.0
+        for size, chance in enumerate(chances, start=1):
+            tokens += chance
+            if size < MAX_ROWS and self.costs.is_known(size + 1) and tokens / self._price(size + 1) >= best:
+                best, best_size = tokens / self._price(size + 1), size
+        self._is_drafting = best_size > 0
+        return best_size
+
+    def _retried(self, tokens: float) -> int:
+        """After many declined proposals of some promise one token is tried again: costs may have changed."""
+        if tokens < PROMISING:
+            return 0
+        self._since_retry += 1
+        if self._since_retry < self._retry_after or self.costs.highest(2) - tokens > self._account:
+            return 0
+        self._since_retry = 0
+        self._retry_after = min(2 * self._retry_after, RETRY_AT_MOST)
+        self.counts.probes += 1
+        return 1
+
+    def measured(self, rows: int, committed: int, seconds: float, expert_bytes: int) -> None:
+        """The forward behind the last `choose`: `rows` rows gave `committed` tokens in `seconds`."""
+        costs, first = self.costs, rows not in self._prepared
+        self._prepared.add(rows)
+        # the first of its kind includes preparing for it: not what the next one will cost
+        if not first:
+            costs.add(rows, seconds, expert_bytes)
+        elif rows == 1:
+            self._first_seconds = seconds
+        elif not costs.is_known(rows):
+            plain = costs.plain_seconds
+            likely = min(max(seconds - self._preparation(), plain), costs.highest(rows) * plain)
+            costs.add(rows, likely, expert_bytes, weight=DOUBTFUL)
+        plain = costs.plain_seconds
+        if rows == 1:
+            self._since_plain = 0
+            self._settle(EARNED)
+            return
+        self._since_plain += 1
+        self._reach = min(max(self._reach * REACH_KEPT, 2.0 * committed, SHORTEST_REACH), MAX_ROWS - 1)
+        if not plain:
+            return
+        before = committed * costs.expert_bytes(1)
+        if before >= expert_bytes:
+            self.counts.bytes_saved += round(before - expert_bytes)
+        else:
+            self.counts.bytes_wasted += round(expert_bytes - before)
+        loss = seconds - committed * plain
+        if loss > 0:
+            self.counts.lost += loss
+        else:
+            self.counts.gained -= loss
+        # a hiccup of the machine is not the draft's fault: rows cost at most a forward each
+        ratio = min(seconds, rows * plain + (self._preparation() if first else 0.0)) / plain
+        self._settle(EARNED * ratio - (ratio - committed))
+
+    def _settle(self, change: float) -> None:
+        """Book plain forwards gained or lost."""
+        self._account = min(max(self._account + change, -LARGEST_DEBT), LARGEST_ALLOWANCE)
+        if self._account <= 0 and not self._is_closed:
+            self._is_closed = True
+            self._is_drafting = False
+            self.counts.closed += 1
+        elif self._is_closed and self._account >= REOPEN_AT:
+            self._is_closed = False
+
+    def report(self) -> dict[str, Any]:
+        """JSON-ready: decisions, costs and the account of this response."""
+        counts = asdict(self.counts)
+        for name in ("lost", "gained"):
+            counts[f"seconds_{name}"] = round(counts.pop(name), 6)
+        counts["declined_forwards"] = counts.pop("declined")
+        return {**counts, "allowance_plain_forwards": round(self._account, 3), "costs": self.costs.table()}
+
+
+def gate_lines(report: Mapping[str, Any]) -> list[str]:
+    """The report's object (Gate.report and what TreeSources adds) as lines for people; none if nothing was proposed."""
+    if not (report["drafted"] or report["declined_forwards"]):
+        return []
+    declined = ", ".join(f"{name} {count}" for name, count in report["declined"].items()) or "none"
+    lines = [
+        f"gate: {report['drafted']} forwards drafted, {report['declined_forwards']} declined, "
+        f"{report['probes']} probes, {report['refreshes']} refreshes, closed {report['closed']}x; "
+        f"{report['seconds_gained']:.2f} s gained, {report['seconds_lost']:.2f} s lost",
+        f"gate: tokens declined: {declined}; drafting took {1000 * report['drafting_s']:.0f} ms",
+    ]
+    if depths := report["accepted_depth"]:
+        lines.append("gate: accepted per drafted forward: " + ", ".join(f"{d}: {n}x" for d, n in depths.items()))
+    if len(report["costs"]) > 1:
+        costs = (f"{c['rows']}: {c['plain_forwards']:.2f}" for c in report["costs"])
+        lines.append(f"gate: cost of rows in plain forwards: {', '.join(costs)}")
+    if report["bytes_saved"] or report["bytes_wasted"]:
+        saved, wasted = report["bytes_saved"] / 1e6, report["bytes_wasted"] / 1e6
+        lines.append(f"gate: expert bytes saved {saved:.1f} MB, wasted {wasted:.1f} MB")
+    return lines

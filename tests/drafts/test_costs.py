@@ -1,0 +1,90 @@
+"""Costs of row counts: ratios to a plain forward, discounted, rising, filled in between."""
+
+import pytest
+
+from coli.drafts.costs import MAX_ROWS, PRIOR_SLOPE, RowCosts
+
+
+def costs_of(samples: dict[int, float], plain: float = 0.01, times: int = 5) -> RowCosts:
+    costs = RowCosts()
+    for _ in range(times):
+        costs.add(1, plain, 0)
+        for rows, ratio in samples.items():
+            costs.add(rows, ratio * plain, 100 * rows)
+    return costs
+
+
+def test_nothing_known_means_the_prior_slope():
+    costs = RowCosts()
+    assert costs.ratio(1) == 1
+    assert costs.ratio(5) == 1 + 4 * PRIOR_SLOPE
+    assert not costs.streams
+
+
+def test_measured_counts_are_exact_and_others_lie_between_or_go_on():
+    costs = costs_of({3: 1.5, 9: 3.0})
+    assert costs.ratio(3) == pytest.approx(1.5)
+    assert costs.ratio(6) == pytest.approx(2.25)
+    assert costs.ratio(17) == pytest.approx(3.0 + 8 * 2 / 8)
+    assert costs.is_known(3)
+    assert not costs.is_known(6)
+
+
+def test_costs_never_fall_with_more_rows():
+    costs = costs_of({2: 1.9, 3: 1.2, 4: 1.4, 8: 0.7, 16: 5.0})
+    curve = [costs.ratio(rows) for rows in range(1, MAX_ROWS + 1)]
+    assert curve == sorted(curve)
+    assert curve[0] == 1
+
+
+def test_bounds_hold_the_unknown_between_flat_and_a_forward_for_each_row():
+    costs = costs_of({3: 1.5})
+    assert costs.lowest(9) == pytest.approx(1.5)
+    assert costs.highest(9) == pytest.approx(7.5)
+    assert costs.lowest(2) == 1
+    assert costs.lowest(3) == costs.highest(3) == pytest.approx(1.5)
+
+
+def test_a_slower_machine_changes_no_ratio():
+    costs = costs_of({4: 2.0})
+    for _ in range(150):
+        costs.add(1, 0.05, 0)
+        costs.add(4, 0.10, 0)
+    assert costs.ratio(4) == pytest.approx(2.0, rel=0.1)
+    assert costs.plain_seconds == pytest.approx(0.05, rel=0.1)
+
+
+def test_new_costs_replace_old_ones_and_one_hiccup_does_not():
+    costs = costs_of({4: 2.0}, times=30)
+    costs.add(4, 10.0, 0)
+    assert costs.ratio(4) < 2.5
+    for _ in range(100):
+        costs.add(4, 0.04, 0)
+    assert costs.ratio(4) == pytest.approx(4.0, rel=0.1)
+
+
+def test_what_was_remembered_yields_to_what_is_measured():
+    costs = RowCosts()
+    costs.remember(4, 3.5, 7000)
+    assert costs.ratio(4) == pytest.approx(3.5)
+    assert costs.measured() == {}
+    for _ in range(12):
+        costs.add(1, 0.01, 0)
+        costs.add(4, 0.02, 100)
+    assert costs.ratio(4) == pytest.approx(2.0, rel=0.2)
+    assert set(costs.measured()) == {1, 4}
+
+
+def test_experts_stream_from_two_hundredths_of_a_row_s_experts_on():
+    costs = RowCosts(cycle_bytes=1000)
+    costs.add(1, 0.01, 10)
+    assert not costs.streams
+    for _ in range(9):
+        costs.add(1, 0.01, 100)
+    assert costs.streams
+
+
+def test_the_table_says_what_was_measured():
+    table = costs_of({3: 1.5}).table()
+    assert [line["rows"] for line in table] == [1, 3]
+    assert table[1] == {"rows": 3, "plain_forwards": 1.5, "seconds": 0.015, "expert_bytes": 300, "samples": 5}
