@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+from coli.builtin import is_builtin
 from coli.engine.engine import Engine
 from coli.errors import OptionError
 from coli.kernels import attention, runtime, tape
@@ -92,7 +93,8 @@ class LoadedModel:
         """Save what was learnt, give files and memory back."""
         if self.store is None:
             return
-        if self._usage is not None and self.options.usage_save:
+        kept = self.options.usage is not None or not is_builtin(self.container.path)
+        if self._usage is not None and self.options.usage_save and kept:
             shape = (self.spec.num_hidden_layers, self.spec.num_experts)
             try:
                 self._usage.save(self.store.policy.usage.reshape(shape))

@@ -44,7 +44,7 @@ def check(file: Path, text: str | None, is_schema: bool, as_json: bool, **flags:
         streams.notice(notice)
     if text == "-":
         text = sys.stdin.buffer.read(TEXT_CAP).decode("utf-8", "surrogateescape")
-    tokenizer = Tokenizer.load(model_path(settings)) if settings["model"] else None
+    tokenizer = Tokenizer.load(model_path(settings, streams.notice)) if settings["model"] else None
     findings = check_grammar(file, tag=SCHEMA_TAG if is_schema else GRAMMAR_TAG, text=text, tokenizer=tokenizer)
     if as_json:
         write_json(STDOUT, check_facts(findings))

@@ -35,7 +35,7 @@ def view(graph: Path, output: Path, max_nodes: int, min_weight: float, **flags: 
     from coli.tools.graph_view import page
 
     settings, streams = open_settings(flags)
-    tokenizer, vocab_size = model_tokenizer(settings)
+    tokenizer, vocab_size = model_tokenizer(settings, streams)
     index = NgramIndex.open(graph, vocab_size=vocab_size, tokenizer=tokenizer.fingerprint)
     text = page(index, lambda ids: tokenizer.decode(list(ids)), max_nodes, min_weight)
     temporary = output.with_name(output.name + ".tmp")
@@ -62,7 +62,7 @@ def calibrate(graph: Path, files: tuple[str, ...], k: int, kind: str | None, as_
     from coli.tools.graph_calibrate import calibrate as fit
 
     settings, streams = open_settings(flags)
-    tokenizer, vocab_size = model_tokenizer(settings)
+    tokenizer, vocab_size = model_tokenizer(settings, streams)
     index = NgramIndex.open(graph, vocab_size=vocab_size, tokenizer=tokenizer.fingerprint)
     text = read_tokens(files, kind, tokenizer, vocab_size)
     scores = fit(index, text.ids.tolist(), k, StageProgress(streams))

@@ -45,9 +45,9 @@ def open_settings(flags: dict[str, Any]) -> tuple[Resolved, Streams]:
     return settings, streams
 
 
-def model_tokenizer(settings: Resolved) -> tuple[Tokenizer, int]:
+def model_tokenizer(settings: Resolved, streams: Streams) -> tuple[Tokenizer, int]:
     """The tokenizer of the model that is meant, and how many ids the model has (some pad their vocabulary)."""
-    folder = model_path(settings)
+    folder = model_path(settings, streams.notice)
     tokenizer = Tokenizer.load(folder)
     config = read_json_object(folder / "config.json") or {}
     padded = config.get("vocab_size")
@@ -123,7 +123,7 @@ def _run(
     flags: dict[str, Any],
 ) -> None:
     settings, streams = open_settings(flags)
-    tokenizer, vocab_size = model_tokenizer(settings)
+    tokenizer, vocab_size = model_tokenizer(settings, streams)
     if not draft_special:
         options = dataclasses.replace(options, banned=frozenset(tokenizer.special_ids))
     began = time.perf_counter()
@@ -172,7 +172,7 @@ def _info_command(name: str) -> click.Command:
             check_digest(opened)
             facts["digest_checked"] = True
         if why_text is not None:
-            facts["why"] = _reasons(index, why_text, settings)
+            facts["why"] = _reasons(index, why_text, settings, streams)
         if as_json:
             write_json(STDOUT, facts)
             return
@@ -182,12 +182,12 @@ def _info_command(name: str) -> click.Command:
     return info
 
 
-def _reasons(path: Path, text: str, settings: Resolved) -> dict[str, Any]:
+def _reasons(path: Path, text: str, settings: Resolved, streams: Streams) -> dict[str, Any]:
     """The longest known suffix of `text` and what follows it: text, count, source and byte offset of its last place."""
     from coli.drafts.ngram_index import NgramIndex
     from coli.tools.corpus_build import why
 
-    tokenizer, vocab_size = model_tokenizer(settings)
+    tokenizer, vocab_size = model_tokenizer(settings, streams)
     index = NgramIndex.open(path, vocab_size=vocab_size, tokenizer=tokenizer.fingerprint)
     ids = tokenizer.encode(text)
     order, occurrences, reasons = why(index, ids, tokenizer)

@@ -39,7 +39,7 @@ def command(container: str | None, as_json: bool, **flags: Any) -> None:
         streams.notice(notice)
     if container is not None and settings.values["model"].origin == "flag":
         raise OptionError("--model: there is a MODEL argument too; give one of the two")
-    path = model_path(settings, container)
+    path = model_path(settings, streams.notice, container)
     opened = Container.open(path)
     facts = describe(opened)
     if settings["verbose"]:

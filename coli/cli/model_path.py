@@ -1,21 +1,30 @@
-"""Which model is meant: a path, or a name under the model home."""
+"""Which model is meant: a path, a name under the model home, or the one inside the package."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 
+from coli.builtin import DEMO_MODEL
 from coli.errors import OptionError
 from coli.options import Resolved, model_home
 
+BUILTIN_NOTICE = (
+    "no --model: using the built-in demo model, which turns short English texts into JSON; "
+    "`coli convert SRC DST` makes a bigger one from a Hugging Face folder or a GGUF file"
+)
 
-def model_path(resolved: Resolved, argument: str | None = None) -> Path:
-    """Path of the model that `argument`, --model or COLI_MODEL names. Raises OptionError when there is none there.
 
-    Whether it is a container, and what to type when it is not, is said by who opens it.
+def model_path(resolved: Resolved, notice: Callable[[str], None], argument: str | None = None) -> Path:
+    """Path of the model that `argument`, --model or COLI_MODEL names; without any, the built-in one, which is said.
+
+    Raises OptionError when there is none there. Whether it is a container, and what to type when it is not, is said by
+    who opens it.
     """
     named = argument if argument is not None else resolved["model"]
     if not named:
-        raise OptionError("no model: give --model PATH or set COLI_MODEL (`coli convert SRC DST` makes one)")
+        notice(BUILTIN_NOTICE)
+        return DEMO_MODEL
     path = Path(named)
     if path.exists():
         return path

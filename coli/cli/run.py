@@ -34,7 +34,7 @@ def command(prompt: tuple[str, ...], **flags: Any) -> None:
     check_target(settings["json"])
     _check_prompt_flags(prompt, settings)
     text = None if settings["prompt_ids"] is not None else read_prompt(prompt, settings["prompt"])
-    path = model_path(settings)
+    path = model_path(settings, streams.notice)
     streams.progress(f"loading {path}")
     from coli.text.loading import load_meanwhile
 

@@ -6,6 +6,7 @@ import subprocess
 
 import pytest
 
+from coli.builtin import DEMO_MODEL
 from coli.errors import CheckpointError, MemoryBudgetError, OptionError
 
 SEED_PATTERN = r"s/.*\[TOKENS\][0-9 ]*generated://p"
@@ -254,9 +255,16 @@ def test_model_by_variable_and_by_name(coli, fake, model, monkeypatch, tmp_path)
     assert fake.calls["path"] == model
 
 
-def test_no_model_and_unknown_model_are_status_2(coli, fake, monkeypatch, tmp_path):
+def test_without_a_model_the_one_inside_the_package_answers_and_is_named(coli, fake):
+    done = coli("run", "hi")
+    assert done.status == 0
+    assert fake.calls["path"] == DEMO_MODEL
+    assert done.err.splitlines()[0].startswith("coli: no --model: using the built-in demo model")
+    assert "built-in" not in coli("run", "--quiet", "hi").err
+
+
+def test_an_unknown_model_is_status_2(coli, fake, monkeypatch, tmp_path):
     monkeypatch.setenv("COLI_HOME", str(tmp_path))
-    assert coli("run", "hi").status == 2
     done = coli("run", "--model", "nothing", "hi")
     assert done.status == 2
     assert f"no model of that name under {tmp_path}" in done.err
