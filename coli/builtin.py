@@ -1,8 +1,9 @@
-"""The model inside the package: small, sparse, turns short English texts into JSON (docs/demo_model.md)."""
+"""What the package carries: a small sparse model that turns short English texts into JSON, and the grammars."""
 
 from pathlib import Path
 
 DEMO_MODEL = Path(__file__).parent / "data" / "demo"
+GRAMMARS = Path(__file__).parent / "data" / "grammars"  # the project's grammars/
 
 
 def is_builtin(path: Path) -> bool:

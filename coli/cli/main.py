@@ -31,6 +31,7 @@ INTERRUPTED, OUTPUT_CLOSED = 130, 141
 # name -> (module in coli.cli that defines `command`, line for --help)
 COMMANDS = {
     "run": ("run", "Answer one prompt."),
+    "demo": ("demo", "See the built-in model draft and stream."),
     "convert": ("convert", "Turn a model folder into a coli container."),
     "info": ("info", "Show what a container holds."),
     "corpus": ("corpus", "Make and inspect corpora of token ids to draft from."),
