@@ -19,6 +19,7 @@ from coli.loading import LoadedModel
 from coli.model.tensors import container_spec
 from coli.options import DraftOptions, EngineOptions, GenerateOptions
 from coli.store.container import Container
+from coli.store.stats import TraceSink
 from coli.text.chat import ChatTemplate
 from coli.text.prompt import chat_ids, plain_ids
 from coli.text.tokenizer import Tokenizer
@@ -31,30 +32,44 @@ Notice = Callable[[str], None]
 class LLM:
     """An open model. Use as a context manager, or call `close`."""
 
-    def __init__(self, container: Container, tokenizer: Tokenizer, options: EngineOptions, notice: Notice) -> None:
+    def __init__(
+        self,
+        container: Container,
+        tokenizer: Tokenizer,
+        options: EngineOptions,
+        notice: Notice,
+        trace: TraceSink | None = None,
+    ) -> None:
         self.container = container
         self.tokenizer = tokenizer
         self.chat_template = ChatTemplate.load(container.path)
         self.spec = container_spec(container)
         self._options = options
         self._notice = notice
+        self._trace = trace
         self._loaded: LoadedModel | None = None
         self._sources = SourceLibrary(self.spec.vocab_size, lambda: tokenizer.fingerprint, notice, tokenizer)
         self._gating = Gating(container, options, notice)
 
     @classmethod
     def open(
-        cls, path: Path, options: EngineOptions, notice: Notice, tokenizer: Callable[[], Tokenizer] | None = None
+        cls,
+        path: Path,
+        options: EngineOptions,
+        notice: Notice,
+        tokenizer: Callable[[], Tokenizer] | None = None,
+        trace: TraceSink | None = None,
     ) -> LLM:
         """Open the container in folder `path`; weights are loaded with the first response.
 
-        `tokenizer` gives the folder's tokenizer where somebody has begun to open it (text.loading).
+        `tokenizer` gives the folder's tokenizer where somebody has begun to open it (text.loading). `trace` hears which
+        experts are asked for.
 
         Raises NotConvertedError, CheckpointError, TokenizerError, UnsupportedModelError, OptionError.
         """
         runtime.configure(options.simd, options.kernel_cache, options.threads)
         container = Container.open(path)
-        return cls(container, Tokenizer.load(path) if tokenizer is None else tokenizer(), options, notice)
+        return cls(container, Tokenizer.load(path) if tokenizer is None else tokenizer(), options, notice, trace)
 
     def __enter__(self) -> LLM:
         return self
@@ -100,7 +115,7 @@ class LLM:
     def load(self, context: int) -> LoadedModel:
         """The model in memory, loaded on first use with room for `context` positions."""
         if self._loaded is None:
-            self._loaded = LoadedModel(self.container, self.spec, self._options, context, self._notice)
+            self._loaded = LoadedModel(self.container, self.spec, self._options, context, self._notice, self._trace)
         return self._loaded
 
     def _check_ids(self, prompt_ids: Sequence[int]) -> None:

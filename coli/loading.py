@@ -24,6 +24,7 @@ from coli.store.expert_store import ExpertStore
 from coli.store.memory import MemoryNeeds, MemoryPlan, plan_memory
 from coli.store.opening import cached_share, open_store
 from coli.store.pins import pinned_experts
+from coli.store.stats import TraceSink
 from coli.store.usage import UsageFile, UsageHistory
 
 Notice = Callable[[str], None]
@@ -36,11 +37,18 @@ class LoadedModel:
     """A model in memory, with room for `context` positions."""
 
     def __init__(
-        self, container: Container, spec: ModelSpec, options: EngineOptions, context: int, notice: Notice
+        self,
+        container: Container,
+        spec: ModelSpec,
+        options: EngineOptions,
+        context: int,
+        notice: Notice,
+        trace: TraceSink | None = None,
     ) -> None:
         """Raises MemoryBudgetError when the parts do not fit the budget, with the arithmetic."""
         self.container, self.spec, self.options = container, spec, options
         self._notice = notice
+        self._trace = trace
         self.kv_dtype = kv_type(container, options.kv)
         self.threads = options.threads or usable_cores()
         _prepare_kernels(notice)
@@ -151,6 +159,7 @@ class LoadedModel:
             io=options.io,
             cap=options.cap,
             pinned=pins.keys,
+            trace=self._trace,
         )
 
 

@@ -15,6 +15,7 @@ from coli.cli.flags import OUTPUT, settings_options
 from coli.cli.json_output import STDOUT, check_target, write_json
 from coli.cli.report_lines import percent, size
 from coli.cli.streams import Streams, write_output
+from coli.cli.tables import as_table, render
 from coli.errors import ColiError
 from coli.options import DraftOptions, EngineOptions, GenerateOptions, kernel_cache, resolve
 
@@ -67,7 +68,7 @@ def command(**flags: Any) -> None:
         write_json(settings["json"], {"prompt": ORDERS, "text": answer, "rows": [dataclasses.asdict(r) for r in rows]})
     if settings["json"] != STDOUT:
         write_output(f"{ORDERS}\n\n{answer}\n\n".encode())
-        write_output(_plain_text(table(rows)).encode())
+        write_output(render(table(rows)).encode())
 
 
 def compare(options: EngineOptions, streams: Streams) -> tuple[str, list[Row]]:
@@ -104,20 +105,19 @@ def compare(options: EngineOptions, streams: Streams) -> tuple[str, list[Row]]:
 
 def table(rows: Sequence[Row]) -> Table:
     """The comparison as a table of rich."""
-    from rich.table import Table
-
-    shown = Table(*COLUMNS)
-    for column in shown.columns[1:]:
-        column.justify = "right"
-    for row in rows:
-        shown.add_row(
-            row.way,
-            f"{row.decode_tps:.0f}",
-            f"{row.tokens_per_forward:.2f}",
-            percent(row.expert_hit_rate),
-            size(row.bytes_per_token),
-        )
-    return shown
+    return as_table(
+        COLUMNS,
+        [
+            (
+                row.way,
+                f"{row.decode_tps:.0f}",
+                f"{row.tokens_per_forward:.2f}",
+                percent(row.expert_hit_rate),
+                size(row.bytes_per_token),
+            )
+            for row in rows
+        ],
+    )
 
 
 def _answer(llm: LLM, drafts: DraftOptions) -> GenerationResult:
@@ -139,12 +139,3 @@ def _row(llm: LLM, way: str, drafts: DraftOptions, first: GenerationResult, stre
         middle["expert_hit_rate"],
         middle["bytes_per_token"],
     )
-
-
-def _plain_text(shown: Table) -> str:
-    from rich.console import Console
-
-    console = Console(width=100, no_color=True, highlight=False)
-    with console.capture() as capture:
-        console.print(shown)
-    return capture.get()

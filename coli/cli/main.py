@@ -34,6 +34,8 @@ COMMANDS = {
     "demo": ("demo", "See the built-in model draft and stream."),
     "convert": ("convert", "Turn a model folder into a coli container."),
     "info": ("info", "Show what a container holds."),
+    "trace": ("trace", "Answer one prompt and keep which experts it used."),
+    "replay": ("replay", "Judge cache policies and budgets on a trace."),
     "corpus": ("corpus", "Make and inspect corpora of token ids to draft from."),
     "graph": ("graph", "Make and inspect n-gram graphs to draft from."),
     "grammar": ("grammar", "Explain grammars and schemas to draft from."),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -17,6 +18,7 @@ from coli.options import Resolved, draft_options, engine_options, generate_optio
 
 if TYPE_CHECKING:
     from coli.llm import LLM, GenerationResult
+    from coli.store.stats import TraceSink
 
 
 @click.command("run")
@@ -31,6 +33,18 @@ def command(prompt: tuple[str, ...], **flags: Any) -> None:
     streams = Streams(settings["quiet"], settings["verbose"], settings["color"])
     for notice in settings.notices:
         streams.notice(notice)
+    respond(prompt, settings, streams)
+
+
+def respond(
+    prompt: tuple[str, ...],
+    settings: Resolved,
+    streams: Streams,
+    trace: TraceSink | None = None,
+    check: Callable[[LLM], None] = lambda llm: None,
+    done: Callable[[LLM], None] = lambda llm: None,
+) -> None:
+    """Answer one prompt and show the report. `check` sees the opened model before the answer, `done` behind it."""
     check_target(settings["json"])
     _check_prompt_flags(prompt, settings)
     text = None if settings["prompt_ids"] is not None else read_prompt(prompt, settings["prompt"])
@@ -41,7 +55,8 @@ def command(prompt: tuple[str, ...], **flags: Any) -> None:
     tokenizer = load_meanwhile(path)
     from coli.llm import LLM  # numba and the kernels take a second: only now
 
-    with LLM.open(path, engine_options(settings), streams.notice, tokenizer) as llm:
+    with LLM.open(path, engine_options(settings), streams.notice, tokenizer, trace) as llm:
+        check(llm)
         ids = _prompt_ids(llm, text, settings, streams)
         generation = llm.generate(ids, generate_options(settings), draft_options(settings))
         streams.progress(f"reading {len(ids)} prompt tokens")
@@ -50,6 +65,7 @@ def command(prompt: tuple[str, ...], **flags: Any) -> None:
                 streams.text(piece)
         streams.clear_progress()
         result = generation.result
+        done(llm)
     if settings["json"] != STDOUT:
         streams.end_text(bool(result.text))
     _show(result, settings, streams)

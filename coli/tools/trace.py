@@ -11,6 +11,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save
 
 from coli.errors import CheckpointError
+from coli.store.container import Container
 from coli.store.policy import PoolSize, ResidencyPolicy
 
 _FORMAT = "coli-trace 1"
@@ -34,6 +35,13 @@ class TracedModel:
     @property
     def cycle_bytes(self) -> int:
         return sum(self.record_bytes.values()) * self.num_experts_per_tok
+
+
+def traced_model(container: Container, num_layers: int, num_experts_per_tok: int) -> TracedModel:
+    """What a trace says of the model of an open container."""
+    records = {layer_idx: container.expert_layout(layer_idx).record_bytes for layer_idx in container.moe_layers}
+    num_experts = container.manifest.num_experts
+    return TracedModel(container.fingerprint, num_layers, num_experts, num_experts_per_tok, records)
 
 
 @dataclass(frozen=True, slots=True)

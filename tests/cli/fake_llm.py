@@ -78,7 +78,7 @@ class LLM:
 
     @classmethod
     @contextlib.contextmanager
-    def open(cls, path: Path, options: Any, notice: Any, tokenizer: Any):
+    def open(cls, path: Path, options: Any, notice: Any, tokenizer: Any, trace: Any = None):
         behaviour.calls.update(path=path, engine=options)
         if not (path / "coli.json").exists():
             raise NotConvertedError(f"{path}: not converted; type: coli convert {path} {path}-coli")
