@@ -51,7 +51,7 @@ class LoadedModel:
         self._trace = trace
         self.kv_dtype = kv_type(container, options.kv)
         self.threads = options.threads or usable_cores()
-        _prepare_kernels(notice)
+        prepare_kernels(notice)
         self.plan = self._plan(context)
         weights = load_weights(container, spec)
         self._usage: UsageFile | None = None
@@ -180,7 +180,7 @@ def working_bytes(spec: ModelSpec, rows: int, context: int, threads: int) -> int
     return 4 * floats + attention.working_bytes(rows, N, K, D, context, threads)
 
 
-def _prepare_kernels(notice: Notice) -> None:
+def prepare_kernels(notice: Notice) -> None:
     """Compile what is not in the cache yet, and say so before it takes its time."""
     if note := runtime.cache_note():
         notice(note)

@@ -18,8 +18,8 @@ def _folder() -> tempfile.TemporaryDirectory[str]:
 
 
 @functools.cache
-def container(name: str, quant: str) -> Path:
-    """The container of oracle checkpoint `name` with every matrix stored as `quant`."""
+def container(name: str, quant: str | None) -> Path:
+    """The container of oracle checkpoint `name` with every matrix stored as `quant`; None: convert's defaults."""
     target = Path(_folder().name) / f"{name}-{quant}"
     convert(ORACLE / name, target, ConvertOptions(quant=quant), lambda line: None)
     return target

@@ -33,6 +33,7 @@ COMMANDS = {
     "run": ("run", "Answer one prompt."),
     "demo": ("demo", "See the built-in model draft and stream."),
     "convert": ("convert", "Turn a model folder into a coli container."),
+    "plan": ("plan", "Show what a model needs and how fast it may run here."),
     "info": ("info", "Show what a container holds."),
     "trace": ("trace", "Answer one prompt and keep which experts it used."),
     "replay": ("replay", "Judge cache policies and budgets on a trace."),
