@@ -29,6 +29,10 @@ PROBE_EVERY = 4  # forwards between two probes of a row count that might be chea
 RETRY_AFTER = 64  # declined proposals worth a look after which a small one is tried; doubled at each failure
 RETRY_AT_MOST = 1024
 PROMISING = 1.3  # expected tokens of a forward with one draft that are worth such a try
+STRONG_GAIN = 1.2  # gain of declined drafts that makes a closed gate open sooner
+REOPENING = 0.3  # plain forwards such a proposal counts, halved with each closing
+MOST_CLOSINGS = 8
+HICCUP = 2.0  # times the usual cost that a drafted forward is charged at most
 PREPARED_FOR = 8  # forwards of a new row count among which preparing for it is divided
 DOUBTFUL = 0.25  # weight of a first forward, from which the preparation was only estimated away
 SHORTEST_REACH = 4  # draft tokens asked for at least; at most twice what was accepted lately
@@ -67,6 +71,7 @@ class Gate:
         self._retry_after = RETRY_AFTER
         self._reach = float(SHORTEST_REACH)
         self._first_seconds = 0.0
+        self._closings = 0  # since the account was last full
 
     def begin(self) -> None:
         """A new response: a forward of each row count has to be prepared for again."""
@@ -85,9 +90,7 @@ class Gate:
 
     def depth_limit(self, limit: int) -> int:
         """Draft tokens worth asking for: what could pay if all were right, and not far beyond what lately was right."""
-        if self._is_closed or not self.costs.plain_seconds:
-            return min(limit, 1)
-        return min(limit, int(self._reach))
+        return min(limit, int(self._reach) if self.costs.plain_seconds else 1)
 
     def choose(self, chances: Sequence[float]) -> int:
         """How many nodes to draft. chances: path probabilities, likeliest first, each the sum's next term."""
@@ -104,7 +107,10 @@ class Gate:
     def _chosen(self, chances: Sequence[float]) -> int:
         costs = self.costs
         self._since_probe += 1
-        if self._is_closed or not costs.plain_seconds:
+        if not costs.plain_seconds:
+            return 0
+        if self._is_closed:
+            self._reconsider(chances)
             return 0
         if self._since_plain >= PLAIN_EVERY:
             self.counts.refreshes += 1
@@ -161,6 +167,15 @@ class Gate:
         self._is_drafting = best_size > 0
         return best_size
 
+    def _reconsider(self, chances: Sequence[float]) -> None:
+        """A closed gate opens sooner where what is declined would pay well, later each time that proved wrong."""
+        best, tokens = 0.0, 1.0
+        for size, chance in enumerate(chances, start=1):
+            tokens += chance
+            best = max(best, tokens / self._price(size + 1))
+        if best >= STRONG_GAIN:
+            self._settle(REOPENING / 2**self._closings)
+
     def _retried(self, tokens: float) -> int:
         """After many declined proposals of some promise one token is tried again: costs may have changed."""
         if tokens < PROMISING:
@@ -205,8 +220,9 @@ class Gate:
             self.counts.lost += loss
         else:
             self.counts.gained -= loss
-        # a hiccup of the machine is not the draft's fault: rows cost at most a forward each
-        ratio = min(seconds, rows * plain + (self._preparation() if first else 0.0)) / plain
+        # a hiccup of the machine is not the draft's fault: it counts twice the usual, or a forward for each row
+        most = rows if first else min(rows, HICCUP * costs.ratio(rows))
+        ratio = min(seconds / plain, most + (self._preparation() / plain if first else 0.0))
         self._settle(EARNED * ratio - (ratio - committed))
 
     def _settle(self, change: float) -> None:
@@ -215,9 +231,12 @@ class Gate:
         if self._account <= 0 and not self._is_closed:
             self._is_closed = True
             self._is_drafting = False
+            self._closings = min(self._closings + 1, MOST_CLOSINGS)
             self.counts.closed += 1
         elif self._is_closed and self._account >= REOPEN_AT:
             self._is_closed = False
+        if self._account == LARGEST_ALLOWANCE:
+            self._closings = 0
 
     def report(self) -> dict[str, Any]:
         """JSON-ready: decisions, costs and the account of this response."""
