@@ -3,6 +3,7 @@
 Turns counters into one JSON-ready dict; prints nothing. Called by `llm` when a response is over.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -57,6 +58,7 @@ def run_report(
     `settings` is added by the command line, which knows where each came from."""
     use = ProcessUse.now()
     tokens = stats.generated_tokens
+    time_s = _time_shares(stats.prefill_s + stats.decode_s, store.wait_s, phases)
     return {
         "text": text,
         "token_ids": token_ids,
@@ -78,7 +80,9 @@ def run_report(
         "major_faults": use.major_faults - faults_before,
         "peak_memory_bytes": use.peak_memory_bytes,
         "memory_budget_bytes": memory_budget_bytes,
-        "time_s": _time_shares(stats.prefill_s + stats.decode_s, store.wait_s, phases),
+        "time_s": time_s,
+        "disk_bytes_per_s": round(store.bytes_read / max(stats.prefill_s + stats.decode_s, 1e-9)),
+        "bottleneck": bottleneck(time_s, machine.get("threads", 1), memory_budget_bytes),
         "drafts": drafts,
         "gate": gate,
         "drafting": drafting,
@@ -91,3 +95,35 @@ def _time_shares(total_s: float, wait_s: float, phases: dict[str, float]) -> dic
     named = {"disk_wait": wait_s, "experts": phases["experts"], "attention": phases["attention"]}
     named["other"] = max(0.0, total_s - sum(named.values()))
     return {name: round(seconds, 6) for name, seconds in named.items()}
+
+
+def bottleneck(time_s: Mapping[str, float], threads: int, memory_budget_bytes: int) -> str:
+    """What most of the time went into, and the setting that would change it most; "" for a run too short to say."""
+    total = sum(time_s.values())
+    if total < _SHORTEST_S:
+        return ""
+    name = max(time_s, key=lambda each: time_s[each])
+    what, knob = _BOTTLENECKS[name]
+    knob = knob.format(threads=threads, budget=f"{memory_budget_bytes / 1e9:.2f} GB")
+    return f"{what}, {time_s[name] / total:.0%} of the time: {knob}"
+
+
+_SHORTEST_S = 0.5
+_BOTTLENECKS = {
+    "disk_wait": (
+        "waiting for experts from the disk",
+        "more memory helps most (--ram, now {budget}), then a faster disk or drafts that are mostly right",
+    ),
+    "experts": (
+        "computing experts",
+        "drafts save forwards (--draft, --corpus, --grammar, --graph); --threads is {threads}",
+    ),
+    "attention": (
+        "attention and its projections",
+        "a shorter context or --kv f16 helps, drafts save forwards; --threads is {threads}",
+    ),
+    "other": (
+        "dense matrices, the output matrix and sampling",
+        "drafts save forwards (--draft, --corpus, --grammar, --graph); --threads is {threads}",
+    ),
+}

@@ -25,6 +25,15 @@ def report_lines(report: Mapping[str, Any], source_lines: tuple[str, ...], max_t
         f"memory: peak {size(report['peak_memory_bytes'])} of {size(report['memory_budget_bytes'])}, "
         f"{report['major_faults']} major faults"
     )
+    if report.get("bottleneck"):
+        shares = report["time_s"]
+        total = sum(shares.values())
+        lines.append(
+            "time: "
+            + ", ".join(f"{seconds / total:.0%} {name.replace('_', ' ')}" for name, seconds in shares.items())
+            + (f"; {size(report['disk_bytes_per_s'])}/s read on average" if shares["disk_wait"] > 0.01 * total else "")
+        )
+        lines.append(f"bottleneck: {report['bottleneck']}")
     return [*lines, *source_lines]
 
 
