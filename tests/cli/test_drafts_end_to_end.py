@@ -48,7 +48,8 @@ def test_reference_ids_with_each_source_armed(coli, monkeypatch, tmp_path, name)
                 assert counters["accepted"] > 20
                 line = f"({counters['accepted']}/{counters['proposed']} proposed from {NGEN} frozen ids)"
                 assert re.search(rf"corpus drafts: \d+% acceptance {re.escape(line)}", done.err)
-                assert report["forwards"] == NGEN - 1 - sum(c["accepted"] for c in report["drafts"].values())
+                depths = report["drafting"]["accepted_depth"]  # sources that agree are both credited
+                assert report["forwards"] == NGEN - 1 - sum(int(depth) * times for depth, times in depths.items())
                 assert f"{report['tokens_per_forward']:.2f} tokens/forward" in done.err
 
 
@@ -71,7 +72,7 @@ def test_depth_flags_reach_the_counters(coli, tmp_path):
     corpus: Path = tmp_path / "corpus.txt"
     corpus.write_text(" ".join(map(str, want["greedy_ids"])))
     args = ["run", "--model", model, "--prompt-ids", ",".join(map(str, want["prompt_ids"])), "--ngen", NGEN]
-    args += ["--ignore-eos", "--json", "-", "--corpus", corpus]
+    args += ["--ignore-eos", "--json", "-", "--corpus", corpus, "--gate", "seed"]
     forwards = [json.loads(coli(*args, "--corpus-k", k).out)["forwards"] for k in (1, 2, 4, 8, 16, 48)]
     assert forwards == sorted(forwards, reverse=True)
     assert len(set(forwards)) == 6

@@ -32,7 +32,7 @@ def test_tracing_does_not_change_the_answer(coli, tmp_path):
 
 def test_the_recorded_hit_rate_is_the_report_s(coli, tmp_path, monkeypatch):
     monkeypatch.setenv("CAP", "10")
-    assert coli("trace", "-o", tmp_path / "t", "--json", tmp_path / "r", PROMPT).status == 0
+    assert coli("trace", "-o", tmp_path / "t", "--json", tmp_path / "r", "--no-drafts", PROMPT).status == 0
     report = json.loads((tmp_path / "r").read_text())
     replayed = facts(coli, tmp_path / "t")
     assert replayed["rows"] == report["forwards"]

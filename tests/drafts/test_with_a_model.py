@@ -51,7 +51,7 @@ def test_a_replay_takes_the_steps_of_the_slow_simulation(
     frozen = [*ids[:15], -1, *ids[12:]]
     (tmp_path / "corpus.txt").write_text(" ".join(map(str, frozen)))
     library = SourceLibrary(llm.spec.vocab_size, lambda: "", lambda line: None)
-    settings = DraftOptions(corpus=tmp_path / "corpus.txt", corpus_k=depth, draft=draft)
+    settings = DraftOptions(corpus=tmp_path / "corpus.txt", corpus_k=depth, draft=draft, gate="seed")
     recorder = RecordingDrafter(library.sources(settings))
     drafted, forwards = run(llm, monkeypatch, recorder, temperature)
     slow = [SlowCorpus(frozen, depth), *([SlowNgram(draft)] if draft else [])]
