@@ -24,9 +24,21 @@ SETTINGS = ("threads", "simd", "kernel_cache", "quiet", "color", "debug")
 @click.option("--quant", type=QUANTIZATIONS, help="type of all matrices  [default: experts q4, dense q8]")
 @click.option("--experts", type=QUANTIZATIONS, help="type of the experts' matrices  [default: --quant, else q4]")
 @click.option("--dense", type=QUANTIZATIONS, help="type of all other matrices  [default: --quant, else q8]")
+@click.option(
+    "--calibrate",
+    metavar="TEXT",
+    type=click.Path(path_type=Path),
+    help="file of plain text; what matters on it weighs the error of q4 scales  [default: all columns alike]",
+)
 @settings_options(*SETTINGS)
 def command(
-    source: Path, target: Path, quant: str | None, experts: str | None, dense: str | None, **flags: Any
+    source: Path,
+    target: Path,
+    quant: str | None,
+    experts: str | None,
+    dense: str | None,
+    calibrate: Path | None,
+    **flags: Any,
 ) -> None:
     """Convert SRC, a Hugging Face model folder or a GGUF file, into the container folder DST.
 
@@ -41,7 +53,12 @@ def command(
 
     options = ConvertOptions(quant, experts, dense, settings["threads"], settings["simd"], kernel_cache(settings))
     _check_text(source, streams)
-    report = convert(source, target, options, streams.notice, _Progress(streams))
+    if calibrate is None:
+        report = convert(source, target, options, streams.notice, _Progress(streams))
+    else:
+        from coli.tools.calibrate import convert_calibrated
+
+        report = convert_calibrated(source, target, options, calibrate, streams.notice, _Progress(streams))
     streams.clear_progress()
     resumed = f", {report.resumed_files} kept from before" if report.resumed_files else ""
     streams.report(

@@ -25,7 +25,7 @@ from coli.convert.quantize import encode, pack
 from coli.convert.source import QuantizedRows, Source
 from coli.convert.work import WorkFolder, refuse_destination
 from coli.convert.writer import FileWriter, header_bytes, write_file
-from coli.errors import CheckpointError
+from coli.errors import CheckpointError, OptionError
 from coli.model.families import spec_from_config
 from coli.model.tensors import container_spec
 from coli.process_use import peak_memory_bytes
@@ -59,7 +59,16 @@ def convert_source(
         notice(f"{source.config_path.name} has no {key}: using {assumption}, the default of {spec.model_type}")
     plan = Plan(spec, match(source, spec), options)
     signature = source.signature()
-    job = hashlib.sha256(json.dumps([FORMAT_VERSION, __version__, plan.kinds(), signature]).encode()).hexdigest()
+    identity = [FORMAT_VERSION, __version__, plan.kinds(), signature]
+    calibration = options.calibration
+    if calibration is not None:
+        if not plan.chooses_q4_scales():
+            raise OptionError(
+                "--calibrate: weights the scales of q4 matrices, but none is made here: add --quant q4 or leave it out"
+            )
+        identity.append(calibration.signature)
+        plan.quantization["calibration"] = calibration.description
+    job = hashlib.sha256(json.dumps(identity).encode()).hexdigest()
     with WorkFolder(destination, job) as work:
         resumed = [file for file in plan.files if file.name in work.finished]
         remaining = [file for file in plan.files if file.name not in work.finished]
@@ -67,6 +76,8 @@ def convert_source(
             notice(f"continuing an interrupted conversion: {len(resumed)} of {len(plan.files)} files are complete")
         side_bytes = sum(_nbytes(item) for item in source.side_files.values())
         work.check_space(side_bytes + sum(len(header_bytes(file.entries)) + file.data_bytes for file in remaining))
+        if calibration is not None and remaining:
+            plan.importance = calibration.measure(signature)
         meter = _Meter(plan, progress, resumed)
         with ThreadPoolExecutor(READERS, "convert-read") as pool:
             for file in remaining:
@@ -133,7 +144,7 @@ def _write(plan: Plan, file: FilePlan, folder: Path, pool: ThreadPoolExecutor, t
                     if isinstance(block, QuantizedRows):
                         encoded = pack(kind, block)
                     else:
-                        encoded = encode(kind, block, step.rows.tensor.name, threads)
+                        encoded = encode(kind, block, step.rows.tensor.name, threads, step.importance)
                     writer.write(encoded.weights.data)
                     if encoded.scales is not None:
                         pending.append(encoded.scales)

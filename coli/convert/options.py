@@ -5,6 +5,7 @@ import sys
 from dataclasses import dataclass
 from pathlib import Path
 
+from coli.convert.importance import Calibration
 from coli.errors import OptionError
 from coli.store.layout import KINDS, Kind
 
@@ -26,6 +27,7 @@ class ConvertOptions:
     threads: int | None = None  # of quantization; None: all CPUs of this process
     simd: str = "auto"
     kernel_cache: Path | None = None
+    calibration: Calibration | None = None  # weights the error of q4 scales; None: all columns count the same
 
     def expert_kind(self, native: Kind | None = None) -> Kind:
         """The kind of expert matrices that the source holds as `native`; OptionError if the name is unknown."""

@@ -5,8 +5,9 @@ no more than a few row blocks and the scales of one matrix are ever in memory.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
+from coli.convert.importance import Columns, Importance
 from coli.convert.matching import Matched
 from coli.convert.options import ConvertOptions
 from coli.convert.source import Rows
@@ -37,6 +38,7 @@ class Encode:
     kind: Kind
     start: int
     stop: int
+    importance: Columns | None = field(default=None, compare=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,6 +121,15 @@ class Plan:
             "group_size": str(GROUP_SIZE),
         }
 
+        self.importance: Importance | None = None  # set before `stream` where q4 scales are to be weighted
+
+    def chooses_q4_scales(self) -> bool:
+        """Whether any matrix becomes q4 from numbers, so that its scales are ours to choose."""
+        steps = (step for file in self.files for step in self.stream(file))
+        return any(
+            isinstance(step, Encode) and step.kind is Kind.Q4 and step.rows.native_kind is not Kind.Q4 for step in steps
+        )
+
     def layers(self) -> dict[int, LayerRecords]:
         """The experts section of the manifest."""
         found: dict[int, LayerRecords] = {}
@@ -189,7 +200,8 @@ class Plan:
             if isinstance(stored, int):
                 yield Vector(rows, stored)
                 continue
-            yield from _encode_all(rows, stored.kind)
+            importance = None if self.importance is None else self.importance.of_dense(name)
+            yield from _encode_all(rows, stored.kind, importance)
             if stored.scales_bytes:
                 follows = i + 1 < len(names) and names[i + 1] == f"{name}.scales"
                 yield Scales(None if follows else f"{name}.scales")
@@ -198,28 +210,37 @@ class Plan:
         start = 0
         for layer_idx in file.layers:
             parts, record_bytes = self._records[layer_idx]
-            for sources in self.matched.experts[layer_idx]:
-                yield from _record_stream(parts, sources, start)
+            for expert_id, sources in enumerate(self.matched.experts[layer_idx]):
+                importance = {
+                    part: None if self.importance is None else self.importance.of_expert(layer_idx, expert_id, part)
+                    for part in parts
+                }
+                yield from _record_stream(parts, sources, importance, start)
                 start += record_bytes
                 yield Pad(start)
 
 
-def _record_stream(parts: Mapping[str, RecordPart], sources: Mapping[str, Rows], start: int) -> Iterator[Operation]:
+def _record_stream(
+    parts: Mapping[str, RecordPart],
+    sources: Mapping[str, Rows],
+    importance: Mapping[str, Columns | None],
+    start: int,
+) -> Iterator[Operation]:
     """Weights in layout order; scales follow the last matrix of their run (the next offset is theirs)."""
     names = list(parts)
     for i, name in enumerate(names):
         part = parts[name]
         yield Pad(start + part.weights_offset)
-        yield from _encode_all(sources[name], part.kind)
+        yield from _encode_all(sources[name], part.kind, importance[name])
         ends_run = i + 1 == len(names) or parts[names[i + 1]].scales_offset != _scales_end(part)
         if part.scales_offset is not None and ends_run:
             yield Scales()
 
 
-def _encode_all(rows: Rows, kind: Kind) -> Iterator[Encode]:
+def _encode_all(rows: Rows, kind: Kind, importance: Columns | None) -> Iterator[Encode]:
     step = max(TILE_ROWS, BLOCK_WEIGHTS // rows.cols // TILE_ROWS * TILE_ROWS)
     for start in range(0, rows.rows, step):
-        yield Encode(rows, kind, start, min(start + step, rows.rows))
+        yield Encode(rows, kind, start, min(start + step, rows.rows), importance)
 
 
 def _shared_kind(experts: Sequence[Mapping[str, Rows]], part: str) -> Kind | None:

@@ -20,9 +20,12 @@ class Encoded:
     scales: NDArray[np.float16] | None
 
 
-def encode(kind: Kind, block: NDArray[np.float32], name: str, threads: int) -> Encoded:
+def encode(
+    kind: Kind, block: NDArray[np.float32], name: str, threads: int, importance: NDArray[np.float32] | None = None
+) -> Encoded:
     """Quantize and pack finite weights (rows, cols), padded to tiles of 16 rows and groups of 32 inputs.
 
+    importance (cols,) weights the squared error that q4 scales make least; None: all columns alike.
     CheckpointError names the tensor if a weight is too large for a float16 scale.
     """
     if kind is Kind.F32:
@@ -31,7 +34,7 @@ def encode(kind: Kind, block: NDArray[np.float32], name: str, threads: int) -> E
     if kind is Kind.Q8:
         weights, scales = quantize.pack_q8(*quantize.quantize_q8(block, report, threads), threads)
     else:
-        weights, scales = quantize.pack_q4(*quantize.quantize_q4(block, None, report, threads), threads)
+        weights, scales = quantize.pack_q4(*quantize.quantize_q4(block, importance, report, threads), threads)
     not_finite, overflows, _ = report
     assert not not_finite, f"{name}: checked before"
     if overflows:

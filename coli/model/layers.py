@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 from coli.kernels import activations, elementwise, matmul
 from coli.model.loader import Linear, MlpWeights
+from coli.model.sight import Sight
 
 TILE = 16
 
@@ -53,10 +54,11 @@ SMALL_WORK = 1 << 15  # multiply-adds or elements below which a launch on severa
 
 @dataclass(frozen=True, slots=True)
 class Machine:
-    """What every block needs to run: scratch buffers and the number of threads."""
+    """What every block needs to run: scratch buffers and the number of threads; `sight` where it is watched."""
 
     buffers: Buffers
     threads: int
+    sight: Sight | None = None
 
     def threads_for(self, work: int) -> int:
         """Threads worth launching for so many elements."""
@@ -70,7 +72,7 @@ class Projection:
     """
 
     def __init__(self, name: str, linears: tuple[Linear, ...]) -> None:
-        self._name = name
+        self._name, self._linears = name, linears
         widths = [TILE * linear.tiles for linear in linears]
         self.columns = tuple(int(at) for at in np.cumsum([0, *widths[:-1]]))
         self._width = sum(widths)
@@ -86,6 +88,8 @@ class Projection:
     def __call__(self, machine: Machine, x: Rows) -> Rows:
         """x (S, cols) -> (S, width), width a multiple of 16."""
         S, cols = x.shape
+        if machine.sight is not None:
+            machine.sight.dense(self._linears, x)
         jobs, end = self._jobs.copy(), 0
         jobs[:, matmul.JOB_ROWS] = S
         blocks = np.zeros((len(self._kinds), 4), np.int64)

@@ -140,6 +140,8 @@ class ExpertMatrices:
         packed_in = buffers.bytes("expert_packed_in", self._packed_bytes(self._parts[:-1], P, most))
         packed_down = buffers.bytes("expert_packed_down", self._packed_bytes(self._parts[-1:], P, most))
         threads = machine.threads_for(P * x.shape[1] * 16)
+        if machine.sight is not None:
+            machine.sight.experts(point, x, index, hidden)
 
         # the plan's arguments name those of the calls behind it, so these are noted first and placed behind it
         with tape.held_back() as calls:

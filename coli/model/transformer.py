@@ -7,6 +7,7 @@ sequence and computes them; the caller keeps or drops them. One thread calls it.
 import time
 from collections import OrderedDict
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -22,6 +23,7 @@ from coli.model.loader import LayerWeights, ModelWeights, MoeWeights
 from coli.model.moe import Experts, Moe
 from coli.model.program import Ints, Program, RowInputs, SparsePoint
 from coli.model.rotary import rope_frequencies
+from coli.model.sight import DenseInput, ExpertInputs, Look, Sight
 
 MAX_TREE_ROWS = 64  # more rows than one verify has are a chain, which needs no paths
 MAX_PROGRAMS = 80  # tapes kept, one per number of rows and cache shape
@@ -60,7 +62,7 @@ class Transformer:
     def __init__(self, spec: ModelSpec, weights: ModelWeights, experts: Experts | None, threads: int) -> None:
         self.spec = spec
         self.vocab_size = spec.vocab_size
-        self._weights = weights
+        self.weights = weights
         self._experts = experts
         self._machine = Machine(Buffers(), threads)
         residency = None if experts is None else experts.residency
@@ -99,6 +101,31 @@ class Transformer:
         self._last = program
         _check(program)
         return self._logits(program.hidden, logit_rows)
+
+    def watch(self, cache: KVCache, token_ids: Ints, look: Look) -> None:
+        """A chain of S rows through all layers as in `forward`; `look` sees what every matrix reads, in order.
+
+        The rows go into `cache`. Raises NumericError where a layer leaves the range of its numbers.
+        """
+        start, S = cache.length, len(token_ids)
+        cache.append(S)
+        sight = Sight(Tape())
+        program = self._record(S, cache, sight.tape, replace(self._machine, sight=sight))
+        self._fill(program.inputs, cache, token_ids, np.arange(start, start + S), row_paths(start, S, None))
+        call = 0
+        for seen in sight.inputs:
+            if isinstance(seen, DenseInput):
+                call = self._replay(program, call, seen.call)
+                look.dense(seen.linears, seen.x)
+            else:
+                self._replay(program, call, seen.point.plan_call)
+                self._stream(program, seen.point, prefill=True, watching=(seen, look))
+                call = seen.point.sum_call
+        self._replay(program, call)
+        _check(program)
+        elementwise.rms_norm(program.hidden, self.weights.norm, self.spec.rms_norm_eps, program.hidden)
+        look.dense((self.weights.lm_head,), program.hidden)
+        self.settle(np.arange(S))
 
     def first_bad_layer(self) -> int | None:
         """Compute the rows of the last forward again, layer by layer: the first layer that gives NaN or infinity.
@@ -155,13 +182,20 @@ class Transformer:
         self._replay_s += time.perf_counter() - began
         return end
 
-    def _stream(self, program: Program, point: SparsePoint, prefill: bool) -> None:
+    def _stream(
+        self, program: Program, point: SparsePoint, prefill: bool, watching: tuple[ExpertInputs, Look] | None = None
+    ) -> None:
         """Compute a sparse layer batch by batch while its missing experts are being read."""
         assert self._experts is not None
         point.done[0] = 0
         for batch in self._experts.fetch(point.layer_idx, point.expert_ids, prefill=prefill):
             point.take(batch)
+            earlier = int(point.done[0])
             self._replay(program, point.plan_call, point.sum_call)
+            if watching is not None:
+                seen, look = watching
+                for expert_id in batch:
+                    seen.show(look, int(expert_id), earlier)
         point.take_all()
 
     def _touch(self, points: list[SparsePoint], prefill: bool) -> None:
@@ -175,7 +209,7 @@ class Transformer:
             return np.empty((0, self.vocab_size), np.float32)
         chosen = self._machine.buffers.rows("chosen", len(logit_rows), self.spec.hidden_size)
         chosen[:] = hidden[logit_rows]
-        elementwise.rms_norm(chosen, self._weights.norm, self.spec.rms_norm_eps, chosen)
+        elementwise.rms_norm(chosen, self.weights.norm, self.spec.rms_norm_eps, chosen)
         return self._lm_head(self._machine, chosen)[:, : self.vocab_size]
 
     def _program(self, S: int, cache: KVCache) -> Program:
@@ -184,12 +218,18 @@ class Transformer:
         if key in self._programs:
             self._programs.move_to_end(key)
             return self._programs[key]
-        spec, embed, machine = self.spec, self._weights.embed_tokens, self._machine
+        program = self._programs[key] = self._record(S, cache, Tape(), self._machine)
+        if len(self._programs) > MAX_PROGRAMS:
+            self._programs.popitem(last=False)
+        return program
+
+    def _record(self, S: int, cache: KVCache, tape: Tape, machine: Machine) -> Program:
+        spec, embed = self.spec, self.weights.embed_tokens
         P = MAX_TREE_ROWS if S <= MAX_TREE_ROWS else 1
         inputs = RowInputs.allocate(S, P, spec.num_hidden_layers)
         hidden = machine.buffers.rows("hidden", S, spec.hidden_size)
         flags = np.zeros((spec.num_hidden_layers, 2, machine.threads), np.int64)
-        program = Program(Tape(), inputs, hidden, cache.capacity, cache.is_f16, flags)
+        program = Program(tape, inputs, hidden, cache.capacity, cache.is_f16, flags)
         with program.tape.recording():
             rotation = rope.rope_table(inputs.positions, self._frequencies, spec.rope.attention_factor)
             quantize.embed_rows(embed.kind, embed.weights, embed.scales, inputs.token_ids, embed.groups, hidden)
@@ -197,9 +237,6 @@ class Transformer:
             for layer in self._layers:
                 layer(machine, hidden, program, rotation)
                 program.layer_ends.append(len(program.tape))
-        self._programs[key] = program
-        if len(self._programs) > MAX_PROGRAMS:
-            self._programs.popitem(last=False)
         return program
 
     def _fill(self, inputs: RowInputs, cache: KVCache, token_ids: Ints, positions: Ints, paths: Paths) -> None:
