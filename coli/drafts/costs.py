@@ -6,6 +6,7 @@ together. Pure arithmetic on what it is told; it reads no clock and no file.
 
 from __future__ import annotations
 
+import math
 from bisect import bisect_left
 from dataclasses import dataclass
 from itertools import pairwise
@@ -16,6 +17,10 @@ NEAREST_SLOPE, STEEPEST_SLOPE = 0.01, 1.0  # a row never costs more than a forwa
 MOST_SAMPLES = 24.0  # weight the past can have against the next sample
 REMEMBERED = 2.0  # weight of what an earlier run has measured
 STREAMING_SHARE = 0.02  # of the experts a plain forward uses, read on average: from there on they stream
+PRIOR_SAMPLES = 0.5  # of two rows, that the prior slope counts as
+SHRUNK_BY = 3.0  # samples by which a row count is drawn to the line all of them share
+DOUBT, CERTAIN_FROM = 0.4, 13  # relative error of a sample, for the lower bound; samples that leave no doubt
+UNKNOWN_DOUBT = 0.4  # of a row count never measured
 OUTLIER = 3.0  # a sample beyond this many times the estimate counts as just that
 
 
@@ -69,7 +74,7 @@ class RowCosts:
         known.weight = past + 1
         known.samples += 1
         self._drift += abs(step)
-        if self._drift > 0.02:
+        if self._drift > 0.02 or (rows > 1 and past < CERTAIN_FROM):
             self._curve = None
 
     def _add_plain(self, seconds: float) -> None:
@@ -97,10 +102,13 @@ class RowCosts:
         return rows in self._known
 
     def lowest(self, rows: int) -> float:
-        """The least `rows` rows may cost: what the nearest smaller measured count does."""
+        """The least `rows` rows may well cost, the less was measured the lower; not below a smaller measured count."""
         at = bisect_left(self._rows, rows)
-        below = self._rows[at - 1] if at else 1
-        return self.ratio(rows if rows in self._known else below)
+        floor, drawn, known = self.ratio(self._rows[at - 1] if at else 1), self.ratio(rows), self._known.get(rows)
+        if known is None:
+            return max(floor, drawn * (1 - UNKNOWN_DOUBT))
+        doubt = DOUBT / math.sqrt(SHRUNK_BY + known.weight) - DOUBT / math.sqrt(SHRUNK_BY + CERTAIN_FROM)
+        return max(floor, min(drawn * (1 - max(doubt, 0.0)), known.ratio if doubt > 0 else drawn))
 
     def highest(self, rows: int) -> float:
         """The most they may cost: a measured ratio as it is, beyond it a plain forward for each further row."""
@@ -138,16 +146,24 @@ class RowCosts:
         return {rows: (cost.ratio, cost.expert_bytes) for rows, cost in self._known.items() if cost.samples}
 
     def _drawn(self) -> list[float]:
-        """Ratios of 0..MAX_ROWS rows: rising through what is known, straight between and beyond."""
+        """Ratios of 0..MAX_ROWS rows: rising through what is known, straight between and beyond.
+
+        All row counts share one line through the plain forward; each is drawn to it by SHRUNK_BY samples, so that one
+        lucky sample of some row count does not make it the best.
+        """
+        above = [(rows, self._known[rows].ratio, self._known[rows].weight) for rows in self._rows if rows > 1]
+        weights = PRIOR_SAMPLES + sum(weight * (rows - 1) ** 2 for rows, _, weight in above)
+        slope = PRIOR_SAMPLES * PRIOR_SLOPE + sum(weight * (rows - 1) * (ratio - 1) for rows, ratio, weight in above)
+        slope = min(max(slope / weights, NEAREST_SLOPE), STEEPEST_SLOPE)
         points = [(1, 1.0, MOST_SAMPLES)]
-        points += [(rows, self._known[rows].ratio, self._known[rows].weight) for rows in self._rows if rows > 1]
+        for rows, ratio, weight in above:
+            line = 1 + slope * (rows - 1)
+            points.append((rows, (weight * ratio + SHRUNK_BY * line) / (weight + SHRUNK_BY), weight + SHRUNK_BY))
         points = _rising(points)
         curve = [1.0, 1.0]
         for (left, low, _), (right, high, _) in pairwise(points):
             curve += [low + (high - low) * (rows - left) / (right - left) for rows in range(left + 1, right + 1)]
         last, at_last, _ = points[-1]
-        slope = (at_last - 1) / (last - 1) if last > 1 else PRIOR_SLOPE
-        slope = min(max(slope, NEAREST_SLOPE), STEEPEST_SLOPE)
         return curve + [at_last + slope * (rows - last) for rows in range(last + 1, MAX_ROWS + 1)]
 
 

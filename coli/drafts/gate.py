@@ -19,8 +19,10 @@ SIZES = (1, 2, 3, 4, 5, 6, 7, 8, 10, 12, 16, 24, 32, 48, 63)
 
 OPENING_GAIN = 1.08  # expected tokens per plain forward's time from which drafting begins
 CLOSING_GAIN = 1.02  # and below which it ends
-EARNED = 0.01  # share of the time spent that may be lost
-FIRST_ALLOWANCE = 3.0  # plain forwards that may be lost at the start
+EARNED = 0.008  # share of the time spent that may be lost
+FIRST_ALLOWANCE = 2.5  # plain forwards that may be lost at the start
+FIRST_PREPARATIONS = 5.0  # plain forwards that preparing for new row counts may take at the start
+EARNED_FOR_PREPARING = 0.002  # and more with each forward
 LARGEST_ALLOWANCE = 8.0
 LARGEST_DEBT = 1.0
 REOPEN_AT = 0.5  # plain forwards on the account at which a closed gate opens
@@ -32,6 +34,7 @@ PROMISING = 1.3  # expected tokens of a forward with one draft that are worth su
 STRONG_GAIN = 1.2  # gain of declined drafts that makes a closed gate open sooner
 REOPENING = 0.3  # plain forwards such a proposal counts, halved with each closing
 MOST_CLOSINGS = 8
+RESERVE = 0.5  # plain forwards on the account that probes leave alone
 HICCUP = 2.0  # times the usual cost that a drafted forward is charged at most
 PREPARED_FOR = 8  # forwards of a new row count among which preparing for it is divided
 DOUBTFUL = 0.25  # weight of a first forward, from which the preparation was only estimated away
@@ -62,6 +65,7 @@ class Gate:
         self.costs = costs if costs is not None else RowCosts()
         self.counts = GateCounts()
         self._account = FIRST_ALLOWANCE
+        self._for_preparing = FIRST_PREPARATIONS
         self._is_closed = False
         self._is_drafting = False
         self._prepared: set[int] = set()  # row counts this response has run
@@ -124,10 +128,9 @@ class Gate:
             gain = tokens / self._price(size + 1)
             if gain > best:
                 best, best_size = gain, size
-            if not costs.is_known(size + 1):
-                gain = tokens / costs.lowest(size + 1)
-                if gain > hope and costs.highest(size + 1) - tokens <= self._account:
-                    hope, hope_size = gain, size
+            gain = tokens / costs.lowest(size + 1)
+            if gain > hope and costs.highest(size + 1) - tokens <= self._account - RESERVE:
+                hope, hope_size = gain, size
         wanted = CLOSING_GAIN if self._is_drafting else OPENING_GAIN
         if hope >= max(best, 1.0) * OPENING_GAIN and self._since_probe >= PROBE_EVERY:
             self._since_probe = 0
@@ -142,9 +145,16 @@ class Gate:
         return self._retried(1 + chances[0])
 
     def _sizes(self, count: int) -> list[int]:
-        """Sizes to weigh for `count` nodes: the steps, and all of them where that row count is prepared already."""
-        sizes = [size for size in SIZES if size <= count]
-        return [*sizes, count] if count not in SIZES and count + 1 in self._prepared else sizes
+        """Sizes to weigh for `count` nodes: the steps, and all of them where that row count is prepared already.
+
+        What is not prepared and cannot be afforded is left out.
+        """
+        known = self._prepared
+        if self._for_preparing * self.costs.plain_seconds >= self._preparation():
+            sizes = [size for size in SIZES if size <= count]
+        else:
+            sizes = [size for size in SIZES if size <= count and size + 1 in known]
+        return [*sizes, count] if count not in SIZES and count + 1 in known else sizes
 
     def _price(self, rows: int) -> float:
         """Plain forwards `rows` rows cost, with a share of the preparation if this response has not run them yet."""
@@ -220,13 +230,19 @@ class Gate:
             self.counts.lost += loss
         else:
             self.counts.gained -= loss
+        ratio = seconds / plain
+        if first:
+            prepared = min(self._preparation() / plain, max(ratio - 1, 0.0))
+            self._for_preparing -= prepared
+            ratio -= prepared
         # a hiccup of the machine is not the draft's fault: it counts twice the usual, or a forward for each row
-        most = rows if first else min(rows, HICCUP * costs.ratio(rows))
-        ratio = min(seconds / plain, most + (self._preparation() / plain if first else 0.0))
+        ratio = min(ratio, rows, HICCUP * costs.ratio(rows))
         self._settle(EARNED * ratio - (ratio - committed))
 
     def _settle(self, change: float) -> None:
-        """Book plain forwards gained or lost."""
+        """Book plain forwards gained or lost; what the account cannot hold pays for preparations."""
+        surplus = max(self._account + change - LARGEST_ALLOWANCE, 0.0)
+        self._for_preparing = min(self._for_preparing + EARNED_FOR_PREPARING + surplus, LARGEST_ALLOWANCE)
         self._account = min(max(self._account + change, -LARGEST_DEBT), LARGEST_ALLOWANCE)
         if self._account <= 0 and not self._is_closed:
             self._is_closed = True

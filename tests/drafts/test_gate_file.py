@@ -32,8 +32,8 @@ def test_what_was_measured_is_remembered_per_container_and_machine(tmp_path: Pat
     path = tmp_path / "new" / "gate.json"
     GateFile(path, "model", "here").save(measured())
     GateFile(path, "model", "there").save(measured(3.0))
-    assert read(path).ratio(4) == pytest.approx(2.0)
-    assert read(path, machine="there").ratio(4) == pytest.approx(3.0)
+    assert read(path).ratio(4) == pytest.approx(2.0, rel=0.05)
+    assert read(path, machine="there").ratio(4) == pytest.approx(3.0, rel=0.05)
     assert read(path).expert_bytes(1) == 50
     assert not read(path, container="other").is_known(4)
     assert [entry.name for entry in path.parent.iterdir()] == ["gate.json"], "nothing temporary is left"
@@ -146,9 +146,9 @@ GateFile(__import__("pathlib").Path({str(path)!r}), "model", "here").save(costs)
     done = subprocess.run([sys.executable, "-c", script], check=False)
     assert done.returncode == -signal.SIGKILL
     assert path.read_text() == before
-    assert read(path).ratio(4) == pytest.approx(2.0)
+    assert read(path).ratio(4) == pytest.approx(2.0, rel=0.05)
     GateFile(path, "model", "here").save(measured(3.0))
-    assert read(path).ratio(4) == pytest.approx(3.0)
+    assert read(path).ratio(4) == pytest.approx(3.0, rel=0.05)
 
 
 def test_a_folder_that_cannot_be_written_is_an_os_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):

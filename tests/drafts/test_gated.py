@@ -11,7 +11,6 @@ from drafts.simulated_machine import linear, simulate
 
 from coli.drafts.acceptance import Acceptance
 from coli.drafts.base import Draft
-from coli.drafts.costs import RowCosts
 from coli.drafts.gate import Gate
 from coli.drafts.gated import ASKED_EVERY, TreeSources
 from coli.drafts.merge import MergedSources
@@ -188,9 +187,3 @@ def test_a_damaged_file_is_refused_if_named_and_left_alone_if_found(tmp_path: Pa
         assert len(llm.generate(PROMPT, options(40), drafts).result.token_ids) == 40
     assert sum("gate.json" in line and "not used" in line for line in notices) == 1
     assert file.read_text() == "not json"
-
-
-def test_row_counts_are_remembered_by_the_next_run():
-    costs = RowCosts()
-    costs.remember(4, 1.2, 0)
-    assert Gate(costs).costs.ratio(4) == pytest.approx(1.2)
