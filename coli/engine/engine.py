@@ -7,7 +7,7 @@ string. Called from one thread; the caller pulls tokens out of `generate` one at
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from coli.engine.sampling import Sampler
 from coli.engine.session import Model, Session
 from coli.engine.stats import RunStats
-from coli.engine.verify import draft_children, verify
+from coli.engine.verify import Verdict, draft_children, verify
 from coli.errors import NumericError
 
 MAX_ROWS = 64  # rows of one verify forward: the newest id and up to 63 drafts
@@ -70,23 +70,32 @@ class Engine:
 
         Rows already in the cache are not computed again, but the last id always is: its logits are needed.
         """
+        *_, last_logits = self.prefill_chunks(session, prompt_ids, stats)
+        return last_logits
+
+    def prefill_chunks(
+        self, session: Session, prompt_ids: Sequence[int], stats: RunStats
+    ) -> Iterator[NDArray[np.float32]]:
+        """`prefill` chunk by chunk, so that others can have their turn; the last one yields the logits (V,).
+
+        A caller that leaves early rewinds the session to the rows its cache holds.
+        """
         session.token_ids.extend(prompt_ids)
         start = min(session.cache.length, len(session.token_ids) - 1)
         session.cache.rewind(start)
         ids = np.array(session.token_ids[start:], np.int64)
         logits = np.empty((0, 0), np.float32)
-        began = time.perf_counter()
         for at in range(0, len(ids), self._prefill_chunk):
+            began = time.perf_counter()
             chunk = ids[at : at + self._prefill_chunk]
             last = at + len(chunk) == len(ids)
             rows = np.array([len(chunk) - 1] if last else [], np.int64)
             positions = np.arange(start + at, start + at + len(chunk), dtype=np.int64)
             with session.undone_on_error():
                 logits = self._model.forward(session.cache, chunk, positions, None, rows, prefill=True)
-        stats.prefill_s += time.perf_counter() - began
-        stats.prefill_tokens += len(ids)
-        last_logits: NDArray[np.float32] = logits[0]
-        return last_logits
+            stats.prefill_s += time.perf_counter() - began
+            stats.prefill_tokens += len(chunk)
+            yield logits[0] if last else np.empty(0, np.float32)
 
     def generate(
         self,
@@ -111,8 +120,8 @@ class Engine:
         if limits.max_tokens <= 0:
             stats.finish_reason = "length"
             return
-        commit = _Committer(session, limits, sampler, stats)
-        commit(self._sample(sampler, logits, len(session.token_ids)))
+        commit = Committer(session, limits, sampler, stats)
+        commit(self.sample(sampler, logits, len(session.token_ids)))
         stats.ttft_s = time.perf_counter() - began
         while True:
             emitted = commit.take()
@@ -138,40 +147,42 @@ class Engine:
         sampler: Sampler,
         drafter: Drafter,
         stats: RunStats,
-        commit: "_Committer",
+        commit: "Committer",
     ) -> None:
         """One verify forward over the newest id and the drafts; commits at least one id."""
-        cache = session.cache
-        base = cache.length
-        left = min(limits.max_tokens - stats.generated_tokens, limits.context - len(session.token_ids))
-        room = min(MAX_ROWS, left) - 1
-        proposal = drafter.propose(room) if room > 0 else None
-        began = time.perf_counter()
-        drafts = proposal.token_ids if proposal else ()
-        parents = proposal.parents if proposal else ()
-        ids = np.array([session.newest, *drafts], np.int64)
-        row_parents = np.array([-1, *(parent + 1 for parent in parents)], np.int64)
-        depth = np.zeros(len(ids), np.int64)
-        for row in range(1, len(ids)):
-            depth[row] = depth[row_parents[row]] + 1
-        rows = np.arange(len(ids), dtype=np.int64)
-        logits = self._model.forward(cache, ids, base + depth, row_parents, rows, prefill=False)
+        step = plan_step(session, limits, drafter, stats, MAX_ROWS)
+        rows = np.arange(len(step.token_ids), dtype=np.int64)
+        logits = self._model.forward(step.cache, step.token_ids, step.positions, step.parents, rows, prefill=False)
+        verdict = self.judge(step, logits, session, sampler, drafter, stats, commit)
+        self._model.settle(np.array(verdict.kept_rows, np.int64))
+        drafter.measured(len(rows), len(verdict.token_ids), time.perf_counter() - step.began)
+
+    def judge(
+        self,
+        step: "Step",
+        logits: NDArray[np.float32],
+        session: Session,
+        sampler: Sampler,
+        drafter: Drafter,
+        stats: RunStats,
+        commit: "Committer",
+    ) -> Verdict:
+        """Commit what the target says to the step's rows; their cache keeps the rows of the committed path."""
         stats.forwards += 1
+        proposal = step.proposal
         verdict = verify(
             logits,
-            draft_children(drafts, parents),
-            lambda row_logits: self._sample(sampler, row_logits, len(session.token_ids)),
+            draft_children(proposal.token_ids, proposal.parents) if proposal else [{}],
+            lambda row_logits: self.sample(sampler, row_logits, len(session.token_ids)),
             commit,
         )
-        kept = np.array(verdict.kept_rows, np.int64)
-        cache.keep_path(base, verdict.kept_rows)
-        self._model.settle(kept)
-        seconds = time.perf_counter() - began
+        session.cache.keep_path(step.base, verdict.kept_rows)
         if proposal:
             drafter.judged(proposal, [row - 1 for row in verdict.kept_rows[1:]], verdict.judged)
-        drafter.measured(len(ids), len(verdict.token_ids), seconds)
+        return verdict
 
-    def _sample(self, sampler: Sampler, logits: NDArray[np.float32], position: int) -> int:
+    def sample(self, sampler: Sampler, logits: NDArray[np.float32], position: int) -> int:
+        """The target's token at `position`; NaN names the first layer that gave some."""
         try:
             return sampler.sample(logits, position)
         except NumericError as error:
@@ -181,7 +192,35 @@ class Engine:
             raise NumericError(f"{error}; the first that is not finite is {where}") from None
 
 
-class _Committer:
+@dataclass(frozen=True, slots=True)
+class Step:
+    """The rows of one sequence's next verify forward: the newest id and the drafts (S,)."""
+
+    cache: Any
+    token_ids: NDArray[np.int64]
+    positions: NDArray[np.int64]
+    parents: NDArray[np.int64]
+    base: int  # rows in the cache before it
+    proposal: Proposal | None
+    began: float
+
+
+def plan_step(session: Session, limits: Limits, drafter: Drafter, stats: RunStats, most_rows: int) -> Step:
+    """Ask for drafts, at most as many as can still be emitted and fit `most_rows`."""
+    base = session.cache.length
+    left = min(limits.max_tokens - stats.generated_tokens, limits.context - len(session.token_ids))
+    room = min(most_rows, left) - 1
+    proposal = drafter.propose(room) if room > 0 else None
+    began = time.perf_counter()
+    ids = np.array([session.newest, *(proposal.token_ids if proposal else ())], np.int64)
+    parents = np.array([-1, *(parent + 1 for parent in (proposal.parents if proposal else ()))], np.int64)
+    depth = np.zeros(len(ids), np.int64)
+    for row in range(1, len(ids)):
+        depth[row] = depth[parents[row]] + 1
+    return Step(session.cache, ids, base + depth, parents, base, proposal, began)
+
+
+class Committer:
     """Takes sampled ids one by one, applies the limits, keeps what is to be yielded."""
 
     def __init__(self, session: Session, limits: Limits, sampler: Sampler, stats: RunStats) -> None:

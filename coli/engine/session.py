@@ -44,6 +44,12 @@ class Model(Protocol):
         """
         ...
 
+    def forward_many(
+        self, groups: Sequence[Any], logit_rows: NDArray[np.int64], *, prefill: bool
+    ) -> NDArray[np.float32]:
+        """The rows of several sequences (`cache`, `token_ids`, `positions`, `parents` each) in one forward."""
+        ...
+
     def settle(self, committed_rows: NDArray[np.int64]) -> None:
         """Tell the expert store which rows of the last forward were committed."""
         ...

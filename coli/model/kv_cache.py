@@ -60,6 +60,15 @@ class KVCache:
         assert 0 <= length <= self.length
         self.length = length
 
+    def copy_prefix(self, other: "KVCache", length: int) -> None:
+        """Hold the first `length` rows of `other`, a cache of the same shape, bit for bit, and nothing else."""
+        assert (other.capacity, other.is_f16) == (self.capacity, self.is_f16)
+        assert length <= other.length
+        blocks = -(-length // SLOT_BLOCK)
+        self.keys[:, :, :blocks] = other.keys[:, :, :blocks]
+        self.values[:, :, :length] = other.values[:, :, :length]
+        self.length = length
+
     def keep_path(self, start: int, rows: Sequence[int]) -> None:
         """Of the rows appended since `start`, keep `rows` (ascending offsets from it) bit for bit, drop the others."""
         moves = [(start + row, start + i) for i, row in enumerate(rows) if row != i]

@@ -7,7 +7,7 @@ sequence and computes them; the caller keeps or drops them. One thread calls it.
 import time
 from collections import OrderedDict
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -27,6 +27,16 @@ from coli.model.sight import DenseInput, ExpertInputs, Look, Sight
 
 MAX_TREE_ROWS = 64  # more rows than one verify has are a chain, which needs no paths
 MAX_PROGRAMS = 80  # tapes kept, one per number of rows and cache shape
+
+
+@dataclass(frozen=True, slots=True)
+class RowGroup:
+    """The rows of one sequence in a forward; fields as the arguments of `Transformer.forward`."""
+
+    cache: KVCache
+    token_ids: Ints
+    positions: Ints
+    parents: Ints | None
 
 
 class Layer:
@@ -90,12 +100,27 @@ class Transformer:
             parents: (S,) row index of each row's parent, -1 for the rows already in the cache; None for a chain.
             logit_rows: rows whose logits are wanted.
         """
-        start = cache.length
-        cache.append(len(token_ids))
-        program = self._program(len(token_ids), cache)
-        self._fill(program.inputs, cache, token_ids, positions, row_paths(start, len(token_ids), parents))
+        return self.forward_many([RowGroup(cache, token_ids, positions, parents)], logit_rows, prefill=prefill)
+
+    def forward_many(self, groups: Sequence[RowGroup], logit_rows: Ints, *, prefill: bool) -> NDArray[np.float32]:
+        """The rows of several sequences side by side in one batch union: every row gets the bits it gets alone.
+
+        Each group has a cache of its own, all of one capacity and type; together at most MAX_TREE_ROWS rows, or one
+        group. logit_rows counts through the groups in order. Returns and keeps what `forward` does.
+        """
+        S = sum(len(group.token_ids) for group in groups)
+        first = groups[0].cache
+        assert len(groups) == 1 or S <= MAX_TREE_ROWS
+        assert all((g.cache.capacity, g.cache.is_f16) == (first.capacity, first.is_f16) for g in groups)
+        program = self._program(S, first)
+        at = 0
+        for group in groups:
+            start, count = group.cache.length, len(group.token_ids)
+            group.cache.append(count)
+            self._fill(program.inputs, slice(at, at + count), group, row_paths(start, count, group.parents))
+            at += count
         # Python hears Ctrl-C between replays only: a prefill chunk goes layer by layer.
-        ends = program.layer_ends if len(token_ids) > MAX_TREE_ROWS else [len(program.tape)]
+        ends = program.layer_ends if S > MAX_TREE_ROWS else [len(program.tape)]
         for _ in self._run(program, ends, prefill):
             pass
         self._last = program
@@ -111,7 +136,8 @@ class Transformer:
         cache.append(S)
         sight = Sight(Tape())
         program = self._record(S, cache, sight.tape, replace(self._machine, sight=sight))
-        self._fill(program.inputs, cache, token_ids, np.arange(start, start + S), row_paths(start, S, None))
+        group = RowGroup(cache, token_ids, np.arange(start, start + S), None)
+        self._fill(program.inputs, slice(0, S), group, row_paths(start, S, None))
         call = 0
         for seen in sight.inputs:
             if isinstance(seen, DenseInput):
@@ -239,13 +265,14 @@ class Transformer:
                 program.layer_ends.append(len(program.tape))
         return program
 
-    def _fill(self, inputs: RowInputs, cache: KVCache, token_ids: Ints, positions: Ints, paths: Paths) -> None:
-        inputs.token_ids[:], inputs.positions[:] = token_ids, positions
-        inputs.slots[:], inputs.prefix_len[:] = paths.slots, paths.prefix_len
-        inputs.path[:, : paths.path.shape[1]], inputs.path_len[:] = paths.path, paths.path_len
+    def _fill(self, inputs: RowInputs, rows: slice, group: RowGroup, paths: Paths) -> None:
+        cache = group.cache
+        inputs.token_ids[rows], inputs.positions[rows] = group.token_ids, group.positions
+        inputs.slots[rows], inputs.prefix_len[rows] = paths.slots, paths.prefix_len
+        inputs.path[rows, : paths.path.shape[1]], inputs.path_len[rows] = paths.path, paths.path_len
         layers = np.arange(self.spec.num_hidden_layers)[:, None]
-        inputs.keys[:] = cache.key_address(0) + layers * cache.keys.strides[0]
-        inputs.values[:] = cache.value_address(0) + layers * cache.values.strides[0]
+        inputs.keys[:, rows] = cache.key_address(0) + layers * cache.keys.strides[0]
+        inputs.values[:, rows] = cache.value_address(0) + layers * cache.values.strides[0]
 
 
 def _check(program: Program) -> None:

@@ -1,0 +1,106 @@
+"""Several responses side by side: their verify forwards are one batch union, each keeps the bytes it has alone.
+
+A `Running` is one response stepped by hand: prefill chunk by chunk, then steps shared with others. Sees ids and logits
+only. Called from the thread that calls the model.
+"""
+
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack
+
+import numpy as np
+
+from coli.engine.engine import MAX_ROWS, Committer, Drafter, Engine, Limits, plan_step
+from coli.engine.sampling import Sampler
+from coli.engine.session import Model, Session
+from coli.engine.stats import RunStats
+from coli.errors import NumericError
+
+
+class Running:
+    """One response on its session; `prefill` to its end first, then `step_together` until `ended`."""
+
+    def __init__(
+        self,
+        engine: Engine,
+        session: Session,
+        prompt_ids: Sequence[int],
+        limits: Limits,
+        sampler: Sampler,
+        drafter: Drafter,
+        stats: RunStats,
+    ) -> None:
+        self.session, self.limits, self.sampler, self.drafter, self.stats = session, limits, sampler, drafter, stats
+        self.error: NumericError | None = None
+        self._engine, self._prompt_ids = engine, tuple(prompt_ids)
+        self.commit = Committer(session, limits, sampler, stats)
+
+    @property
+    def ended(self) -> bool:
+        return self.commit.ended or self.error is not None
+
+    def prefill(self) -> Iterator[None]:
+        """Compute the prompt, one chunk at each step of the iteration; the first id is committed with the last."""
+        session, stats = self.session, self.stats
+        began = time.perf_counter()
+        stats.prompt_tokens = len(session.token_ids) + len(self._prompt_ids)
+        self.drafter.begin([*session.token_ids, *self._prompt_ids])
+        self.sampler.begin(session.token_ids, self._prompt_ids)
+        logits = np.empty(0, np.float32)
+        for logits in self._engine.prefill_chunks(session, self._prompt_ids, stats):
+            if not len(logits):
+                yield
+        if self.limits.max_tokens <= 0:
+            stats.finish_reason = "length"
+            self.commit.ended = True
+            return
+        self.commit(self._engine.sample(self.sampler, logits, len(session.token_ids)))
+        stats.ttft_s = time.perf_counter() - began
+
+    def take(self) -> list[int]:
+        """The ids committed since the last call."""
+        emitted = self.commit.take()
+        self.drafter.commit(emitted)
+        return emitted
+
+
+def step_together(model: Model, engine: Engine, running: Sequence[Running]) -> None:
+    """One verify forward for all; each commits at least one id, or has `error` set.
+
+    Costs of row counts are told to the drafter of a response that is alone only: a shared forward's are not its own.
+    Raises what a forward raises beside NumericError, with every session as it was.
+    """
+    share = max(1, MAX_ROWS // len(running))
+    began = time.perf_counter()
+    steps = [plan_step(r.session, r.limits, r.drafter, r.stats, share) for r in running]
+    counts = [len(step.token_ids) for step in steps]
+    try:
+        with ExitStack() as undone:
+            for each in running:
+                undone.enter_context(each.session.undone_on_error())
+            logits = model.forward_many(steps, np.arange(sum(counts), dtype=np.int64), prefill=False)
+    except NumericError as error:
+        if len(running) == 1:
+            running[0].error = error
+            return
+        for each in running:  # one of them is to blame: the others go on
+            step_together(model, engine, [each])
+        return
+    at, kept = 0, []
+    for each, step, count in zip(running, steps, counts, strict=True):
+        try:
+            with each.session.undone_on_error():
+                verdict = engine.judge(
+                    step, logits[at : at + count], each.session, each.sampler, each.drafter, each.stats, each.commit
+                )
+            kept += [at + row for row in verdict.kept_rows]
+            if len(running) == 1:
+                each.drafter.measured(count, len(verdict.token_ids), time.perf_counter() - step.began)
+        except NumericError as error:
+            each.session.rewind(min(len(each.session.token_ids), step.base + 1))
+            each.error = error
+        at += count
+    model.settle(np.array(sorted(kept), np.int64))
+    seconds = time.perf_counter() - began
+    for each in running:
+        each.stats.decode_s += seconds

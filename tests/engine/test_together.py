@@ -1,0 +1,83 @@
+"""Responses that share forwards give the ids they give alone, whatever the others do."""
+
+import pytest
+from containers import container
+
+from coli.drafts.opening import open_sources
+from coli.engine.engine import Limits
+from coli.engine.sampling import Sampler
+from coli.engine.session import Session
+from coli.engine.stats import RunStats
+from coli.engine.together import Running, step_together
+from coli.loading import LoadedModel
+from coli.model.tensors import container_spec
+from coli.options import DraftOptions, EngineOptions, SamplerOptions
+from coli.store.container import Container
+
+CONTEXT = 96
+
+
+@pytest.fixture(scope="module")
+def loaded():
+    opened = Container.open(container("qwen3_moe-padvocab", None))
+    model = LoadedModel(opened, container_spec(opened), EngineOptions(usage_save=False), CONTEXT, lambda line: None)
+    yield model
+    model.close()
+
+
+def running(loaded: LoadedModel, at: int, session: Session | None = None) -> Running:
+    """Response number `at` of a mixed crowd: prompts, lengths, samplers and drafts all differ."""
+    vocab = loaded.spec.vocab_size
+    prompt = [(7 * at + 3 * i % 11) % vocab for i in range(5 + 3 * at)]
+    sampler = Sampler(SamplerOptions(temperature=0.8 * (at % 2), repeat_penalty=1.0 + 0.1 * (at % 3)), 40 + at, vocab)
+    drafts = open_sources(DraftOptions(draft=4 * (at % 3), gate="always"), vocab, lambda line: None)
+    limits = Limits(10 + 4 * at, CONTEXT, frozenset())
+    session = session or Session(loaded.new_cache(CONTEXT))
+    return Running(loaded.engine, session, prompt, limits, sampler, drafts, RunStats())
+
+
+def finish(loaded: LoadedModel, crowd: list[Running]) -> dict[int, list[int]]:
+    ids: dict[int, list[int]] = {}
+    active: list[Running] = []
+    waiting = [*crowd]
+    while waiting or active:
+        if waiting:  # one joins at each step
+            joining = waiting.pop(0)
+            for _ in joining.prefill():
+                pass
+            active.append(joining)
+        for each in active:
+            ids.setdefault(id(each), []).extend(each.take())
+        active = [each for each in active if not each.ended]
+        if active:
+            step_together(loaded.model, loaded.engine, active)
+    return ids
+
+
+def test_nine_responses_side_by_side_give_each_the_ids_it_has_alone(loaded):
+    alone = []
+    for at in range(9):
+        single = running(loaded, at)
+        alone.append(finish(loaded, [single])[id(single)])
+    crowd = [running(loaded, at) for at in range(9)]
+    together = finish(loaded, crowd)
+    assert [together[id(each)] for each in crowd] == alone
+    assert any(each.drafter.counters for each in crowd)
+
+
+def test_a_session_continued_after_a_crowd_equals_a_fresh_one(loaded):
+    crowd = [running(loaded, at) for at in range(3)]
+    finish(loaded, crowd)
+    used = crowd[1].session
+    used.rewind(4)
+    other = Session(loaded.new_cache(CONTEXT))
+    other.cache.copy_prefix(used.cache, 4)
+    other.token_ids = used.token_ids[:4]
+    fresh = Session(loaded.new_cache(CONTEXT))
+    outcome = []
+    for session, skipped in ((used, 4), (other, 4), (fresh, 0)):
+        prompt = [(7 + 3 * i % 11) % loaded.spec.vocab_size for i in range(8)]
+        response = running(loaded, 1, session)
+        response._prompt_ids = tuple(prompt[skipped:])
+        outcome.append(finish(loaded, [response])[id(response)])
+    assert outcome[0] == outcome[1] == outcome[2]
