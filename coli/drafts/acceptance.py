@@ -14,43 +14,48 @@ PRIORS = {"grammar": 0.8, "corpus": 0.6, "mtp": 0.7, "ngram": 0.5, "graph": 0.4}
 _MATCHES = (0, 1, 2, 3, 4, 5, 6, 7, 8, 8, 8, 8, 9, 9, 9, 9, 10)  # bucket by match length, longer ones last
 _DEPTHS = (0, 1, 2, 3, 3, 4, 4, 4, 4, 5)  # bucket by depth, deeper ones last
 
-Key = tuple[str, int, int]
 _ALL = -1  # in a key: any match length, any depth
+
+Cell = list[float]  # judged, accepted; both discounted
 
 
 class Acceptance:
     """Estimates P(accepted | everything above it was accepted)."""
 
     def __init__(self) -> None:
-        self._cells: dict[Key, list[float]] = {}  # judged, accepted; both discounted
+        self._cells: dict[tuple[str, int, int], Cell] = {}
+        self._found: dict[tuple[str, int, int], tuple[float, tuple[Cell, Cell, Cell]]] = {}  # by length and depth
 
     def add(self, source: str, match_length: int, depth: int, accepted: bool) -> None:
         """A token of `source` at `depth` (0: the next token), resting on `match_length` ids, was right or wrong."""
-        match, level = _bucket(_MATCHES, match_length), _bucket(_DEPTHS, depth)
-        for key in ((source, _ALL, _ALL), (source, match, _ALL), (source, match, level)):
-            cell = self._cells.setdefault(key, [0.0, 0.0])
+        for cell in self._levels(source, match_length, depth)[1]:
             cell[0] = cell[0] * DISCOUNT + 1
             cell[1] = cell[1] * DISCOUNT + accepted
 
     def probability(self, source: str, match_length: int, depth: int) -> float:
         """In (0, 1)."""
-        match, level = _bucket(_MATCHES, match_length), _bucket(_DEPTHS, depth)
-        estimate = PRIORS.get(source, OTHER_PRIOR)
-        for key in ((source, _ALL, _ALL), (source, match, _ALL), (source, match, level)):
-            cell = self._cells.get(key)
-            if cell is None:
-                break
-            estimate = (cell[1] + PRIOR_WEIGHT * estimate) / (cell[0] + PRIOR_WEIGHT)
+        estimate, cells = self._levels(source, match_length, depth)
+        for judged, accepted in cells:
+            estimate = (accepted + PRIOR_WEIGHT * estimate) / (judged + PRIOR_WEIGHT)
         return estimate
+
+    def _levels(self, source: str, match_length: int, depth: int) -> tuple[float, tuple[Cell, Cell, Cell]]:
+        """The source's prior and the cells from the coarsest to the finest."""
+        match = _MATCHES[match_length] if match_length < len(_MATCHES) else _MATCHES[-1]
+        level = _DEPTHS[depth] if depth < len(_DEPTHS) else _DEPTHS[-1]
+        found = self._found.get((source, match, level))
+        if found is None:
+            every, length, finest = (
+                self._cells.setdefault(key, [0.0, 0.0])
+                for key in ((source, _ALL, _ALL), (source, match, _ALL), (source, match, level))
+            )
+            found = self._found[source, match, level] = PRIORS.get(source, OTHER_PRIOR), (every, length, finest)
+        return found
 
     def table(self) -> dict[str, float]:
         """source -> estimate over all its lengths and depths, for the report."""
         return {
             source: round((cell[1] + PRIOR_WEIGHT * PRIORS.get(source, OTHER_PRIOR)) / (cell[0] + PRIOR_WEIGHT), 4)
             for (source, match, level), cell in self._cells.items()
-            if (match, level) == (_ALL, _ALL)
+            if (match, level) == (_ALL, _ALL) and cell[0]
         }
-
-
-def _bucket(table: tuple[int, ...], value: int) -> int:
-    return table[value] if value < len(table) else table[-1]

@@ -147,19 +147,17 @@ def compared_and_accepted(
     owners: per draft token who proposed it. kept: the accepted ones, from the root on. judged: nodes of that path, the
     root included, whose children were compared.
     """
-    compared: Counter[int] = Counter()
-    accepted: Counter[int] = Counter()
     path = [ROOT, *kept]
-    on_path = set(path[:judged])
-    here: dict[int, set[int]] = {}
+    here: dict[int, set[int]] = {node: set() for node in path[:judged]}
     for index, parent in enumerate(parents):
-        if parent in on_path:
-            here.setdefault(parent, set()).update(owners[index])
-    for found in here.values():
-        compared.update(found)
-    for node in path[1 : judged + 1]:
-        accepted.update(set(owners[node]))
-    return {owner: (count, accepted[owner]) for owner, count in compared.items()}
+        if parent in here:
+            here[parent].update(owners[index])
+    found: dict[int, tuple[int, int]] = {}
+    for node, right in zip(path[:judged], [*kept, None], strict=False):
+        for owner in here[node]:
+            compared, accepted = found.get(owner, (0, 0))
+            found[owner] = compared + 1, accepted + (right is not None and owner in owners[right])
+    return found
 
 
 def counter_lines(counters: Mapping[str, Counters]) -> list[str]:

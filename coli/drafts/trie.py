@@ -87,13 +87,17 @@ class DraftTrie:
         if below is None:
             return
         if len(below) == 1:
-            heappush(heap, (-chance * max(estimate(*owner) for owner in self.owners[below[0]]), below[0]))
+            heappush(heap, (-chance * self._likely(below[0], estimate), below[0]))
             return
-        shares = sorted((-max(estimate(*owner) for owner in self.owners[child]), child) for child in below)
+        shares = sorted((-self._likely(child, estimate), child) for child in below)
         left = chance
         for negative, child in shares[:1] if one_path else shares:
             heappush(heap, (left * negative, child))
             left *= 1 + negative
+
+    def _likely(self, node: int, estimate: Estimate) -> float:
+        owners = self.owners[node]
+        return estimate(*owners[0]) if len(owners) == 1 else max([estimate(*owner) for owner in owners])
 
     def draft(self, order: Sequence[int], name: str) -> Draft:
         """The draft of the nodes in `order` (parents before children)."""

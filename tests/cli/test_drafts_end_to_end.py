@@ -109,3 +109,27 @@ def test_an_absent_or_empty_corpus_is_one_line_and_the_run_goes_on(coli, tmp_pat
     assert done.status == 0
     assert done.out == coli(*args, "hi").out
     assert len([line for line in done.err.splitlines() if str(corpus) in line]) == 1
+
+
+def test_the_measured_gate_changes_no_byte_and_says_what_it_did(coli, monkeypatch, tmp_path):
+    model, corpus = container("olmoe-base", "q4"), tmp_path / "corpus.txt"
+    args = ["run", "--model", model, "--prompt-ids", "5,17,40,3", "--ngen", 120, "--ignore-eos", "--tokens"]
+    plain = coli(*args, "--no-drafts")
+    corpus.write_text(frozen(plain.err))
+    monkeypatch.setenv("COLI_GATE", "auto")
+    monkeypatch.setenv("COLI_GATE_FILE", str(tmp_path / "costs" / "gate.json"))
+    for _ in range(2):
+        done = coli(*args, "--corpus", corpus, "--json", tmp_path / "report.json")
+        assert (done.status, done.out, frozen(done.err)) == (0, plain.out, frozen(plain.err))
+        assert re.search(r"gate: \d+ forwards drafted, \d+ declined, \d+ probes", done.err)
+        assert re.search(r"gate: cost of rows in plain forwards: 1: 1\.00", done.err)
+        report = json.loads((tmp_path / "report.json").read_text())
+        assert report["settings"]["gate"] == {"value": "auto", "from": "environment COLI_GATE"}
+        for name in ("rows", "accepted_depth", "declined", "probes", "costs", "bytes_saved", "bytes_wasted"):
+            assert name in report["drafting"]
+        assert sum(report["drafting"]["rows"].values()) == report["forwards"]
+    assert (tmp_path / "costs" / "gate.json").is_file()
+    monkeypatch.setenv("COLI_GATE_FILE", str(corpus))
+    refused = coli(*args, "--corpus", corpus)
+    assert refused.status == 2
+    assert corpus.read_text() == frozen(plain.err)
