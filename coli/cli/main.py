@@ -32,6 +32,7 @@ INTERRUPTED, OUTPUT_CLOSED = 130, 141
 COMMANDS = {
     "run": ("run", "Answer one prompt."),
     "demo": ("demo", "See the built-in model draft and stream."),
+    "bench": ("bench", "Measure a model's speed in llama-bench's terms."),
     "convert": ("convert", "Turn a model folder into a coli container."),
     "plan": ("plan", "Show what a model needs and how fast it may run here."),
     "info": ("info", "Show what a container holds."),

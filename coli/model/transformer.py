@@ -18,7 +18,7 @@ from coli.kernels.tape import PHASES, Tape
 from coli.model.attention import Attention, Paths, Rotation, row_paths
 from coli.model.config import ModelSpec
 from coli.model.kv_cache import KVCache
-from coli.model.layers import Buffers, Machine, Mlp, Projection, Rows
+from coli.model.layers import Buffers, Machine, Mlp, Projection, Rows, tile_padded
 from coli.model.loader import LayerWeights, ModelWeights, MoeWeights
 from coli.model.moe import Experts, Moe
 from coli.model.program import Ints, Program, RowInputs, SparsePoint
@@ -66,6 +66,15 @@ class Layer:
             elementwise.add(hidden, self._mlp(machine, normed), threads)
 
 
+@dataclass(frozen=True, slots=True)
+class Head:
+    """What turns rows into logits: a tape, the rows it reads (n, H), and the logits (n, V) it leaves."""
+
+    tape: Tape
+    chosen: Rows
+    logits: Rows
+
+
 class Transformer:
     """All layers of one model over one store of experts."""
 
@@ -80,6 +89,7 @@ class Transformer:
         self._lm_head = Projection("logits", (weights.lm_head,))
         self._frequencies = rope_frequencies(spec.rope)
         self._programs: OrderedDict[tuple[int, int, bool], Program] = OrderedDict()
+        self._heads: dict[int, Head] = {}
         self._last: Program | None = None
         self._replay_s = 0.0
 
@@ -178,7 +188,8 @@ class Transformer:
 
     def phase_seconds(self) -> dict[str, float]:
         """Seconds of all forwards so far by phase (attention, experts, other), waiting for reads not included."""
-        cycles = sum((program.tape.cycles for program in self._programs.values()), np.zeros(len(PHASES), np.int64))
+        tapes = [program.tape for program in self._programs.values()] + [head.tape for head in self._heads.values()]
+        cycles = sum((tape.cycles for tape in tapes), np.zeros(len(PHASES), np.int64))
         total = int(cycles.sum())
         shares = cycles / total if total else np.eye(len(PHASES))[0]
         return {name: float(share) * self._replay_s for name, share in zip(PHASES, shares, strict=True)}
@@ -202,7 +213,7 @@ class Transformer:
             yield
         self._touch(program.points[at:], prefill)
 
-    def _replay(self, program: Program, start: int, stop: int | None = None) -> int:
+    def _replay(self, program: Program | Head, start: int, stop: int | None = None) -> int:
         began = time.perf_counter()
         end = program.tape.run(start, stop)
         self._replay_s += time.perf_counter() - began
@@ -233,10 +244,21 @@ class Transformer:
     def _logits(self, hidden: Rows, logit_rows: Ints) -> NDArray[np.float32]:
         if not len(logit_rows):
             return np.empty((0, self.vocab_size), np.float32)
-        chosen = self._machine.buffers.rows("chosen", len(logit_rows), self.spec.hidden_size)
-        chosen[:] = hidden[logit_rows]
-        elementwise.rms_norm(chosen, self.weights.norm, self.spec.rms_norm_eps, chosen)
-        return self._lm_head(self._machine, chosen)[:, : self.vocab_size]
+        head = self._heads.get(len(logit_rows)) or self._record_head(len(logit_rows))
+        head.chosen[:] = hidden[logit_rows]
+        self._replay(head, 0)
+        return head.logits
+
+    def _record_head(self, count: int) -> Head:
+        """The tape of the final norm and the output matrix for `count` rows."""
+        buffers, tape = self._machine.buffers, Tape()
+        buffers.rows("logits", max(count, MAX_TREE_ROWS), tile_padded(self.vocab_size))  # one for all a verify can have
+        chosen = buffers.rows("chosen", max(count, MAX_TREE_ROWS), self.spec.hidden_size)[:count]
+        with tape.recording():
+            elementwise.rms_norm(chosen, self.weights.norm, self.spec.rms_norm_eps, chosen)
+            logits = self._lm_head(self._machine, chosen)[:, : self.vocab_size]
+        self._heads[count] = Head(tape, chosen, logits)
+        return self._heads[count]
 
     def _program(self, S: int, cache: KVCache) -> Program:
         """The tape for S rows and this cache's shape, recorded on first use."""
