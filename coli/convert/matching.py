@@ -19,6 +19,7 @@ _PREFIXES = (  # of the text model inside multimodal checkpoints
     (re.compile(r"^language_model\.model\."), "model."),
     (re.compile(r"^(model\.)?language_model\.lm_head\."), "lm_head."),
 )
+_RENAMED = ((".mlp.shared_experts.", ".mlp.shared_expert."),)
 _MIXTRAL = ((".block_sparse_moe.", ".mlp."), (".w1.", ".gate_proj."), (".w3.", ".up_proj."), (".w2.", ".down_proj."))
 MAX_MISSING = 10_000  # names collected: a config.json with absurd counts must not cost minutes
 _BUFFERS = re.compile(r"rotary_emb\.inv_freq$")  # old checkpoints store what the config says anyway
@@ -35,7 +36,9 @@ class Matched:
 def match(source: Source, spec: ModelSpec) -> Matched:
     """Find every tensor of `spec` in `source`; CheckpointError if one is missing, left over or of another shape."""
     tensors = _canonical(source.tensors)
-    unused = {name for name in tensors if not _BUFFERS.search(name)}
+    predicts = bool(source.config.get("num_nextn_predict_layers"))
+    extra = f"model.layers.{spec.num_hidden_layers}."  # the layer that predicts the token after next
+    unused = {name for name in tensors if not _BUFFERS.search(name) and not (predicts and name.startswith(extra))}
     missing: list[str] = []
     dense: list[tuple[TensorSpec, Rows]] = []
     for wanted in dense_tensors(spec):
@@ -64,6 +67,8 @@ def _canonical(tensors: Mapping[str, SourceTensor]) -> dict[str, SourceTensor]:
     for name, tensor in tensors.items():
         for pattern, replacement in _PREFIXES:
             name = pattern.sub(replacement, name)
+        for old, new in _RENAMED:
+            name = name.replace(old, new)
         if ".block_sparse_moe." in name or ".experts." in name:
             for old, new in _MIXTRAL:
                 name = name.replace(old, new)

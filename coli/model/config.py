@@ -14,7 +14,9 @@ from coli.errors import CheckpointError, UnsupportedModelError
 
 RopeKind = Literal["default", "linear", "llama3", "yarn"]
 QKNorm = Literal["none", "head", "row"]
-ScoringFunc = Literal["softmax"]
+ScoringFunc = Literal["softmax", "sigmoid"]
+GroupScore = Literal["none", "max", "top2"]  # of a group of experts: its best, or its two best added
+IndexerRole = Literal["none", "full", "shared"]
 
 _T = TypeVar("_T")
 
@@ -48,6 +50,29 @@ class LayerSpec:
     layer_idx: int
     sliding_window: int | None  # positions a row sees, itself included; None: all
     is_moe: bool
+    indexer: IndexerRole = "none"  # "full" chooses the positions a row attends, "shared" takes the last full layer's
+
+
+@dataclass(frozen=True, slots=True)
+class IndexerSpec:
+    """What chooses the positions that latent attention reads: the `index_topk` best, all where there are fewer."""
+
+    index_n_heads: int
+    index_head_dim: int
+    index_topk: int
+    interleaved: bool  # rope pairs, as RopeSpec.interleaved
+
+
+@dataclass(frozen=True, slots=True)
+class LatentSpec:
+    """Multi-head latent attention: keys and values of all heads come from one compressed row per position."""
+
+    q_lora_rank: int | None  # None: q_proj straight from the hidden state
+    kv_lora_rank: int
+    qk_nope_head_dim: int
+    qk_rope_head_dim: int
+    v_head_dim: int
+    indexer: IndexerSpec | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,6 +106,11 @@ class ModelSpec:
     routed_scaling_factor: float
     shared_expert_intermediate_size: int  # 0: none
     shared_expert_gate: bool
+    e_score_correction_bias: bool = False  # added to the scores for the choice only
+    n_group: int = 1
+    topk_group: int = 1
+    group_score: GroupScore = "none"
+    latent: LatentSpec | None = None  # None: keys and values per head, as num_key_value_heads and head_dim say
     assumed: tuple[str, ...] = ()  # defaults taken for keys that config.json lacks and that change the output
 
     @property

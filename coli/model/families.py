@@ -6,13 +6,25 @@ quantization) is refused by name, never guessed.
 
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
 from coli.errors import UnsupportedModelError
-from coli.model.config import MAX_EXPERTS, MAX_LAYERS, ConfigReader, LayerSpec, ModelSpec, QKNorm, RopeKind, RopeSpec
+from coli.model.config import (
+    MAX_EXPERTS,
+    MAX_LAYERS,
+    ConfigReader,
+    GroupScore,
+    LatentSpec,
+    LayerSpec,
+    ModelSpec,
+    QKNorm,
+    RopeKind,
+    RopeSpec,
+    ScoringFunc,
+)
 
 ROPE_KINDS: tuple[RopeKind, ...] = ("default", "linear", "llama3", "yarn")
 
@@ -124,7 +136,22 @@ def _qwen3_moe(reader: ConfigReader) -> ModelSpec:
     )
 
 
+def _glm4_moe(reader: ConfigReader) -> ModelSpec:
+    return _spec(
+        reader,
+        default_theta=10000.0,
+        default_head_dim=128,
+        partial_rotary=0.5,
+        qk_norm="head" if reader.flag("use_qk_norm", False) else "none",
+        qkv_bias=reader.flag("attention_bias", False),
+        windows=(None,) * _num_layers(reader),
+        experts=_sigmoid_experts(reader),
+        sparse=_first_dense(reader),
+    )
+
+
 FAMILIES: dict[str, Callable[[ConfigReader], ModelSpec]] = {
+    "glm4_moe": _glm4_moe,
     "llama": _llama,
     "mixtral": _mixtral,
     "olmoe": _olmoe,
@@ -141,6 +168,13 @@ class _Experts:
     moe_intermediate_size: int
     norm_topk_prob: bool
     shared_size: int
+    shared_gate: bool = False
+    scoring_func: ScoringFunc = "softmax"
+    correction_bias: bool = False
+    routed_scaling_factor: float = 1.0
+    n_group: int = 1
+    topk_group: int = 1
+    group_score: GroupScore = "none"
 
 
 _NO_EXPERTS = _Experts(0, 0, 0, False, 0)
@@ -159,6 +193,9 @@ def _spec(
     mlp_bias: bool = False,
     experts: _Experts = _NO_EXPERTS,
     sparse: Callable[[int], bool] = lambda layer_idx: False,
+    partial_rotary: float = 1.0,
+    latent: LatentSpec | None = None,
+    interleaved: bool = False,
 ) -> ModelSpec:
     """The parts every family shares, checked against each other."""
     hidden_size = reader.integer("hidden_size")
@@ -167,8 +204,12 @@ def _spec(
     if num_heads % num_kv_heads:
         raise reader.wrong("num_key_value_heads", f"a divisor of num_attention_heads {num_heads}", num_kv_heads)
     assumed: list[str] = []
-    head_dim = _head_dim(reader, hidden_size, num_heads, default_head_dim)
-    rope = _rope(reader, head_dim, default_theta, assumed)
+    if latent is None:
+        head_dim = _head_dim(reader, hidden_size, num_heads, default_head_dim)
+        rotary_dim = _rotary_dim(reader, head_dim, partial_rotary)
+    else:
+        head_dim, rotary_dim = latent.qk_nope_head_dim + latent.qk_rope_head_dim, latent.qk_rope_head_dim
+    rope = replace(_rope(reader, rotary_dim, default_theta, assumed, partial_rotary), interleaved=interleaved)
     layers = tuple(
         LayerSpec(layer_idx, window, experts.num_experts > 0 and sparse(layer_idx))
         for layer_idx, window in enumerate(windows)
@@ -198,10 +239,15 @@ def _spec(
         num_experts_per_tok=experts.num_experts_per_tok,
         moe_intermediate_size=experts.moe_intermediate_size,
         norm_topk_prob=experts.norm_topk_prob,
-        scoring_func="softmax",
-        routed_scaling_factor=1.0,
+        scoring_func=experts.scoring_func,
+        routed_scaling_factor=experts.routed_scaling_factor,
         shared_expert_intermediate_size=experts.shared_size,
-        shared_expert_gate=experts.shared_size > 0,
+        shared_expert_gate=experts.shared_gate,
+        e_score_correction_bias=experts.correction_bias,
+        n_group=experts.n_group,
+        topk_group=experts.topk_group,
+        group_score=experts.group_score,
+        latent=latent,
         assumed=tuple(assumed),
     )
 
@@ -228,7 +274,66 @@ def _experts(reader: ConfigReader, size_key: str, *, norm_topk_prob: bool, share
     if num_experts == 0:
         return _NO_EXPERTS
     per_token = reader.integer("num_experts_per_tok", maximum=num_experts)
-    return _Experts(num_experts, per_token, reader.integer(size_key), norm_topk_prob, shared_size)
+    size = reader.integer(size_key)
+    return _Experts(num_experts, per_token, size, norm_topk_prob, shared_size, shared_gate=shared_size > 0)
+
+
+def _routed_experts(reader: ConfigReader, **rules: Any) -> _Experts:
+    """Expert counts in the words of DeepSeek and GLM; `rules` are the family's own fields of _Experts."""
+    num_experts = reader.integer("n_routed_experts", "num_experts", "num_local_experts", maximum=MAX_EXPERTS)
+    size = reader.integer("moe_intermediate_size")
+    return _Experts(
+        num_experts,
+        reader.integer("num_experts_per_tok", maximum=num_experts),
+        size,
+        shared_size=size * reader.integer("n_shared_experts", default=0, minimum=0),
+        routed_scaling_factor=reader.number("routed_scaling_factor", default=1.0),
+        **rules,
+    )
+
+
+def _groups(reader: ConfigReader) -> tuple[int, int]:
+    """n_group and topk_group, which must divide the experts and leave enough of them."""
+    num_experts = reader.integer("n_routed_experts", "num_experts", "num_local_experts", maximum=MAX_EXPERTS)
+    n_group = reader.integer("n_group", default=1, maximum=num_experts)
+    if num_experts % n_group:
+        raise reader.wrong("n_group", f"a divisor of n_routed_experts {num_experts}", n_group)
+    topk_group = reader.integer("topk_group", default=1, maximum=n_group)
+    if num_experts // n_group * topk_group < reader.integer("num_experts_per_tok", maximum=num_experts):
+        raise reader.wrong("topk_group", "groups that hold at least num_experts_per_tok experts", topk_group)
+    return n_group, topk_group
+
+
+def _sigmoid_experts(reader: ConfigReader) -> _Experts:
+    """DeepSeek-V3's router: sigmoid scores, a bias for the choice, groups by the sum of their two best."""
+    _only(reader, "scoring_func", "sigmoid")
+    _only(reader, "topk_method", "noaux_tc")
+    n_group, topk_group = _groups(reader)
+    return _routed_experts(
+        reader,
+        norm_topk_prob=reader.flag("norm_topk_prob", True),
+        scoring_func="sigmoid",
+        correction_bias=True,
+        n_group=n_group,
+        topk_group=topk_group,
+        group_score="top2",
+    )
+
+
+def _only(reader: ConfigReader, key: str, *supported: str) -> str:
+    """The word under `key`, the first of `supported` if absent; what is not supported is refused."""
+    word = reader.text(key, default=supported[0])
+    if word not in supported:
+        raise reader.unsupported(key, word, supported)
+    return word
+
+
+def _first_dense(reader: ConfigReader) -> Callable[[int], bool]:
+    """DeepSeek's rule: all layers but the first first_k_dense_replace are sparse."""
+    if (step := reader.integer("moe_layer_freq", default=1)) != 1:
+        raise reader.unsupported("moe_layer_freq", step, ["1"])
+    first = reader.integer("first_k_dense_replace", default=0, minimum=0)
+    return lambda layer_idx: layer_idx >= first
 
 
 def _sparse_step(reader: ConfigReader) -> Callable[[int], bool]:
@@ -263,7 +368,22 @@ def _layer_windows(reader: ConfigReader, slides: Callable[[int], bool]) -> tuple
     return tuple(window if layer_type == "sliding_attention" else None for layer_type in layer_types)
 
 
-def _rope(reader: ConfigReader, head_dim: int, default_theta: float, assumed: list[str]) -> RopeSpec:
+def _rotary_dim(reader: ConfigReader, head_dim: int, default: float) -> int:
+    """The leading dims of a head that rotate: all of them, but in families that have partial_rotary_factor."""
+    if default == 1.0:
+        return head_dim
+    table = reader.table("rope_parameters") or {}
+    where = ConfigReader(table, reader.path, "rope_parameters") if "partial_rotary_factor" in table else reader
+    rotary_dim = int(head_dim * where.number("partial_rotary_factor", default=default))
+    if rotary_dim % 2 or not 0 < rotary_dim <= head_dim:
+        found = where.config.get("partial_rotary_factor")
+        raise where.wrong("partial_rotary_factor", f"an even number of the {head_dim} dims of a head", found)
+    return rotary_dim
+
+
+def _rope(
+    reader: ConfigReader, head_dim: int, default_theta: float, assumed: list[str], partial: float = 1.0
+) -> RopeSpec:
     """Old style rope_theta + rope_scaling (type or rope_type) or new style rope_parameters, also per attention type."""
     name = "rope_parameters" if reader.table("rope_parameters") else "rope_scaling"
     table = _one_rope(reader, name, reader.table(name) or {})
@@ -276,7 +396,7 @@ def _rope(reader: ConfigReader, head_dim: int, default_theta: float, assumed: li
         theta = default_theta
         assumed.append(f"rope_theta {default_theta:g}")
     for where in (reader, rope):
-        if where.number("partial_rotary_factor", default=1.0) != 1.0:
+        if partial == 1.0 and where.number("partial_rotary_factor", default=1.0) != 1.0:
             found = where.config["partial_rotary_factor"]
             raise reader.unsupported("partial_rotary_factor", found, ["1.0 for this model_type"])
     if kind == "linear":

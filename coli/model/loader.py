@@ -43,6 +43,7 @@ class MoeWeights:
     """Router and shared expert of one sparse layer; the routed experts are described by `experts`."""
 
     gate: Linear
+    e_score_correction_bias: NDArray[np.float32] | None
     experts: ExpertLayout
     shared_expert: MlpWeights | None
     shared_expert_gate: Linear | None
@@ -131,6 +132,7 @@ class _Loader:
             has_gate = self._container.has(f"{prefix}.mlp.shared_expert_gate.weight")
             mlp = MoeWeights(
                 gate=self.linear(f"{prefix}.mlp.gate"),
+                e_score_correction_bias=self.optional_vector(f"{prefix}.mlp.gate.e_score_correction_bias"),
                 experts=self._container.expert_layout(spec.layer_idx),
                 shared_expert=self.mlp(shared) if has_shared else None,
                 shared_expert_gate=self.linear(f"{prefix}.mlp.shared_expert_gate") if has_gate else None,

@@ -18,6 +18,8 @@ from coli.model.loader import MoeWeights
 from coli.model.program import Ints, Program, SparsePoint
 from coli.store.container import ExpertLayout
 
+_GROUP_MODES = {"none": routing.GROUPS_NONE, "max": routing.GROUPS_MAX, "top2": routing.GROUPS_TOP2}
+
 
 class Experts(Protocol):
     """What the forward needs of the store (coli.store.expert_store)."""
@@ -43,6 +45,7 @@ class Moe:
         self._layer_idx = layer_idx
         self._residency = residency[layer_idx]  # (E,)
         self._router = Projection("router_logits", (weights.gate,))
+        self._correction_bias = weights.e_score_correction_bias  # (E,)
         self._matrices = ExpertMatrices(weights.experts)
         self._shared = Mlp(weights.shared_expert) if weights.shared_expert else None
         gate = weights.shared_expert_gate
@@ -85,11 +88,11 @@ class Moe:
         routing.route(
             router_logits[:, :E],
             A,
-            routing.SOFTMAX,
-            None,
-            1,
-            1,
-            routing.GROUPS_NONE,
+            {"softmax": routing.SOFTMAX, "sigmoid": routing.SIGMOID}[spec.scoring_func],
+            self._correction_bias,
+            spec.n_group,
+            spec.topk_group,
+            _GROUP_MODES[spec.group_score],
             spec.norm_topk_prob,
             spec.routed_scaling_factor,
             point.expert_ids,

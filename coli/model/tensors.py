@@ -86,6 +86,8 @@ def _layer_tensors(spec: ModelSpec, layer: LayerSpec) -> Iterator[TensorSpec]:
         yield from _mlp(f"{prefix}.mlp", spec.intermediate_size, hidden, spec.mlp_bias)
         return
     yield TensorSpec(f"{prefix}.mlp.gate.weight", (spec.num_experts, hidden), "router")
+    if spec.e_score_correction_bias:
+        yield TensorSpec(f"{prefix}.mlp.gate.e_score_correction_bias", (spec.num_experts,), "vector")
     if spec.shared_expert_intermediate_size:
         yield from _mlp(f"{prefix}.mlp.shared_expert", spec.shared_expert_intermediate_size, hidden, False)
     if spec.shared_expert_gate:

@@ -11,6 +11,7 @@ from coli.model.families import FAMILIES, spec_from_config
 
 ORACLE = Path(__file__).parent.parent / "oracle"
 FIXTURE = {
+    "glm4_moe": "glm4_moe-base",
     "llama": "llama-bias-sharded",
     "mixtral": "mixtral-base",
     "olmoe": "olmoe-base",
@@ -226,7 +227,7 @@ def test_partial_rotary_is_refused_where_the_family_has_none() -> None:
 
 def test_unknown_model_types_are_refused_by_name_with_what_is_known() -> None:
     text = refusal(UnsupportedModelError, "llama", model_type="mamba9")
-    assert "model_type 'mamba9' is not supported; supported: llama, mixtral" in text
+    assert f"model_type 'mamba9' is not supported; supported: {', '.join(sorted(FAMILIES))}" in text
     assert UnsupportedModelError.exit_code == 2
 
 
@@ -302,3 +303,26 @@ def test_heads_that_do_not_divide_the_hidden_size_are_refused() -> None:
 
 def test_whole_numbers_written_as_floats_are_accepted() -> None:
     assert spec("qwen3_moe", hidden_size=64.0).hidden_size == 64
+
+
+def test_glm4_rotates_half_a_head_and_routes_by_sigmoid() -> None:
+    found = spec("glm4_moe", n_routed_experts=8, n_group=2, topk_group=1, routed_scaling_factor=2.5)
+    assert (found.head_dim, found.rope.rotary_dim, found.rope.interleaved) == (32, 16, False)
+    assert (found.scoring_func, found.e_score_correction_bias, found.group_score) == ("sigmoid", True, "top2")
+    assert (found.n_group, found.topk_group, found.routed_scaling_factor) == (2, 1, 2.5)
+    assert (found.qkv_bias, found.o_bias, found.shared_expert_gate) == (True, False, False)
+    assert [layer.is_moe for layer in found.layers] == [False, True, True]
+
+
+@pytest.mark.parametrize(
+    ("key", "value"), [("n_group", 3), ("topk_group", 3), ("partial_rotary_factor", 0.1), ("num_experts_per_tok", 9)]
+)
+def test_routing_that_cannot_be_is_refused_by_name(key: str, value: Any) -> None:
+    assert key in refusal(CheckpointError, "glm4_moe", **{key: value})
+
+
+@pytest.mark.parametrize(
+    ("key", "value"), [("topk_method", "greedy"), ("scoring_func", "softmax"), ("moe_layer_freq", 2)]
+)
+def test_routing_that_is_not_known_is_refused_by_name(key: str, value: Any) -> None:
+    assert key in refusal(UnsupportedModelError, "glm4_moe", **{key: value})
