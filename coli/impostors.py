@@ -4,6 +4,7 @@ For readers of model files in `store`, `text` and `convert`; knows no format.
 """
 
 import errno
+import io
 import os
 import stat
 from pathlib import Path
@@ -32,3 +33,29 @@ def open_regular(path: Path) -> BinaryIO:
     except BaseException:
         os.close(descriptor)
         raise
+
+
+def open_input(path: Path, most: int) -> BinaryIO:
+    """Open a file, or a pipe that somebody writes to (as in `<(command)`), of which at most `most` bytes are read.
+
+    OSError for a pipe that nobody has open for writing: it could make us wait for ever.
+    """
+    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+    try:
+        if not stat.S_ISFIFO(os.fstat(descriptor).st_mode):
+            return os.fdopen(descriptor, "rb")
+        try:
+            first = os.read(descriptor, 1)
+        except BlockingIOError:  # a writer is there and has not written yet
+            first = b""
+        else:
+            if not first:
+                raise OSError(errno.EINVAL, "a pipe nobody writes to", str(path))
+        os.set_blocking(descriptor, True)
+        with os.fdopen(descriptor, "rb", closefd=False) as pipe:
+            content = io.BytesIO(first + pipe.read(most - len(first)))
+    except BaseException:
+        os.close(descriptor)
+        raise
+    os.close(descriptor)
+    return content

@@ -42,7 +42,12 @@ def write_json(path: Path, value: Mapping[str, Any]) -> None:
         except OSError as error:
             raise OSError(error.errno, error.strerror, str(path)) from None
     else:
-        _replace(path.resolve(), data)
+        try:
+            _replace(path.resolve(), data)
+        except OSError as error:
+            raise OSError(
+                error.errno, f"{error.strerror}; --json needs a place that can be written", str(path)
+            ) from None
 
 
 def _replace(path: Path, data: bytes) -> None:

@@ -6,6 +6,7 @@ nothing is no error (the first run of a pipeline has none yet): one notice, no c
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -16,6 +17,7 @@ from numpy.typing import NDArray
 
 from coli.drafts.base import Notice
 from coli.errors import CorpusError
+from coli.impostors import open_input
 
 SEPARATOR = -1
 MAX_TEXT_BYTES = 256 * 1024 * 1024  # some 40 million ids, about 2 GB of index; more belongs in `coli corpus build`
@@ -30,11 +32,11 @@ def load_corpus_text(path: Path, vocab_size: int, notice: Notice) -> NDArray[np.
     Raises CorpusError naming file, field number and byte offset for text that is no integer, for an id outside the
     vocabulary, and for a directory or a file beyond MAX_TEXT_BYTES.
     """
-    if path.is_dir():
+    if os.path.isdir(path):
         raise CorpusError(f"{path}: is a directory, expected a file of token ids (or one made by `coli corpus build`)")
     pieces: list[NDArray[np.int32]] = []
     try:
-        with path.open("rb") as file:
+        with open_input(path, MAX_TEXT_BYTES + 1) as file:
             fields_before = 0
             for offset, text in _chunks(file, path):
                 ids = _parse(text, path, offset, fields_before, vocab_size)
@@ -95,7 +97,10 @@ def _first_bad_field(text: bytes, path: Path, offset: int, fields_before: int, v
         integer = re.fullmatch(rb"([+-]?)0*([0-9]+)", field)
         too_long = integer is not None and len(integer[2]) > 18
         if integer is None or (too_long and integer[1] == b"-"):
-            return CorpusError(f"{where} is {shown}, expected a token id or a negative separator")
+            return CorpusError(
+                f"{where} is {shown}, expected a token id or a negative separator: a corpus holds ids alone "
+                "(README's sed line cuts them out of a log; `coli corpus build` takes logs and text)"
+            )
         if too_long or (integer[1] != b"-" and int(integer[2]) >= vocab_size):
             return CorpusError(
                 f"{where} is {shown}, outside the vocabulary of {vocab_size} ids; was it frozen with another model?"

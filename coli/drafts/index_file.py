@@ -18,6 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from coli.errors import CorpusError
+from coli.impostors import open_regular
 
 FORMAT = "coli n-gram index"
 VERSION = 1
@@ -92,9 +93,7 @@ def header_bytes(header: IndexHeader, lengths: Mapping[str, int]) -> bytes:
 def looks_like_an_index(path: Path) -> bool:
     """Whether the file begins as safetensors files do; a corpus of the seed is text. False if it cannot be read."""
     try:
-        if not path.is_file():
-            return False
-        with path.open("rb") as file:
+        with open_regular(path) as file:
             start = file.read(9)
     except OSError:
         return False
@@ -107,7 +106,7 @@ def open_index(path: Path) -> tuple[IndexHeader, dict[str, NDArray[Any]]]:
     The arrays are views of the mapping; their values are not checked here (searches bring them into range).
     """
     try:
-        with path.open("rb") as file:
+        with open_regular(path) as file:
             size = os.fstat(file.fileno()).st_size
             start = file.read(HEADER_BYTES)
             _refuse_others(path, start)

@@ -87,7 +87,8 @@ class _Compiler:
     def _reserve(self, threshold: int | None) -> int:
         if len(self.code) >= MAX_INSTRUCTIONS:
             raise GrammarError(
-                f"{self._grammar.origin}: grammar compiles to more than {MAX_INSTRUCTIONS} states; make it smaller"
+                f"{self._grammar.origin}: grammar compiles to more than {MAX_INSTRUCTIONS} states; shorten its "
+                "literals and lists of alternatives"
             )
         self.code.append(End())
         self.thresholds.append(threshold)

@@ -16,6 +16,7 @@ from coli.grammar.gbnf import MAX_TEXT_BYTES, parse_gbnf
 from coli.grammar.json_schema import schema_to_gbnf
 from coli.grammar.program import Program
 from coli.grammar.syntax import CharClass, Grammar, Literal, TokenTerminal
+from coli.impostors import open_input
 
 GRAMMAR_TAG = "[GRAMMAR]"
 SCHEMA_TAG = "[SCHEMA]"
@@ -50,7 +51,7 @@ class LoadedGrammar:
 def load_grammar(path: Path, tag: str = GRAMMAR_TAG, *, tokens_as_text: bool = False) -> LoadedGrammar:
     """Read a grammar or schema file. Raises GrammarError naming the file, and line and column where there are any."""
     try:
-        with path.open("rb") as file:
+        with open_input(path, MAX_TEXT_BYTES + 1) as file:
             source = file.read(MAX_TEXT_BYTES + 1)
     except OSError as error:
         raise GrammarError(
@@ -71,6 +72,8 @@ def read_grammar(
     is_schema |= tag == SCHEMA_TAG and b"::=" not in data
     unused: tuple[str, ...] = ()
     try:
+        if data.startswith((b"\xff\xfe", b"\xfe\xff")):
+            raise GrammarError(f"{origin}: UTF-16 text; save it as UTF-8")
         if len(data) > MAX_TEXT_BYTES:
             raise GrammarError(f"{origin}: expected at most {MAX_TEXT_BYTES} bytes of grammar, found more")
         if is_schema:

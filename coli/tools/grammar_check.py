@@ -57,6 +57,7 @@ class GrammarCheck:
     marks: str
     complete: bool | None
     replay: Replay | None
+    overflows: int = 0  # places where the walker's limits, not the grammar, ended the walk
 
 
 def check_grammar(
@@ -93,6 +94,7 @@ def check_grammar(
         marks=_by_character(text or "", marks),
         complete=None if text is None else position is not None and position.can_end,
         replay=replay,
+        overflows=automaton.overflows,
     )
 
 
@@ -151,7 +153,7 @@ def check_facts(check: GrammarCheck) -> dict[str, Any]:
         "forced_at_start": check.forced_at_start,
     }
     if check.text is not None:
-        facts |= {"text": check.text, "marks": check.marks, "complete": check.complete}
+        facts |= {"text": check.text, "marks": check.marks, "complete": check.complete, "overflows": check.overflows}
     if replay is not None:
         facts["drafts"] = {
             "tokens": replay.num_tokens,
@@ -184,6 +186,11 @@ def _marked_lines(check: GrammarCheck) -> list[str]:
         f"{counted[2]} passed over, {counted[3]} break the grammar; "
         f"the grammar {'may' if check.complete else 'may not'} end here"
     )
+    if check.overflows:
+        lines.append(
+            f"too deep or too ambiguous for the walker at {check.overflows} places: what it passed over there may well "
+            "fit the grammar"
+        )
     return lines
 
 
@@ -248,7 +255,7 @@ def _byte_names(byte_set: int) -> str:
             last += 1
         names.append(_name(byte) if last == byte else f"{_name(byte)}..{_name(last)}")
         byte = last + 1
-    return " ".join(names) or "nothing (token terminals only)"
+    return " ".join(names) or "no byte"
 
 
 def _name(byte: int) -> str:

@@ -103,3 +103,14 @@ def test_bad_input_is_one_line_and_exit_2(coli, tmp_path: Path):
     status, _, err = coli(bad, "--schema")
     assert status == 2
     assert "[SCHEMA]" in err or "[GRAMMAR]" in err
+
+
+def test_what_the_walker_s_limits_end_is_not_called_a_mismatch(tmp_path):
+    path = tmp_path / "deep.gbnf"
+    path.write_text('root ::= a? root "b" | "c"\na ::= "x"')
+    shallow = check_grammar(path, text="x" * 20 + "c" + "b" * 20)
+    deep = check_grammar(path, text="x" * 800 + "c" + "b" * 800)
+    assert shallow.overflows == 0
+    assert deep.overflows > 0
+    assert any("too deep or too ambiguous for the walker" in line for line in check_lines(deep))
+    assert not any("too deep" in line for line in check_lines(shallow))
