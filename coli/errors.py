@@ -38,6 +38,10 @@ class WriteError(ColiError):
     """A file could not be written, or the disk is too small for it."""
 
 
+class DownloadError(ColiError):
+    """A file could not be fetched, or is not what it was said to be."""
+
+
 class NumericError(ColiError):
     """A forward produced NaN, or a key or value does not fit its cache type."""
 

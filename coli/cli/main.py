@@ -33,6 +33,7 @@ COMMANDS = {
     "run": ("run", "Answer one prompt."),
     "demo": ("demo", "See the built-in model draft and stream."),
     "bench": ("bench", "Measure a model's speed in llama-bench's terms."),
+    "pull": ("pull", "Fetch a model and keep it by name."),
     "convert": ("convert", "Turn a model folder into a coli container."),
     "plan": ("plan", "Show what a model needs and how fast it may run here."),
     "info": ("info", "Show what a container holds."),

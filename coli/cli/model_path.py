@@ -11,7 +11,7 @@ from coli.options import Resolved, model_home
 
 BUILTIN_NOTICE = (
     "no --model: using the built-in demo model, which turns short English texts into JSON; "
-    "`coli convert SRC DST` makes a bigger one from a Hugging Face folder or a GGUF file"
+    "`coli pull smollm2` gets a bigger one"
 )
 
 

@@ -1,0 +1,129 @@
+"""A small HTTP server that misbehaves as it is told: breaks off, lies, redirects, and speaks the hub's language."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
+
+COMMIT = "0123456789abcdef0123456789abcdef01234567"
+
+
+@dataclass
+class Site:
+    """What is served, by path; each switch is one way to misbehave."""
+
+    files: dict[str, bytes] = field(default_factory=dict)
+    redirects: dict[str, str] = field(default_factory=dict)
+    linked: dict[str, str] = field(default_factory=dict)  # path -> X-Linked-Etag
+    repositories: dict[str, dict[str, bytes]] = field(default_factory=dict)
+    break_after: int | None = None  # bytes of a body, each time
+    length_offset: int = 0  # added to Content-Length
+    ranges: bool = True
+    etags: bool = True
+    failures: int = 0  # so many requests get 503 first
+    wrong_hashes: bool = False
+    requests: list[tuple[str, dict[str, str]]] = field(default_factory=list)
+    address: str = ""
+
+
+@contextmanager
+def serving(site: Site) -> Iterator[Site]:
+    """`site` on a free port of this machine."""
+
+    class Handler(BaseHTTPRequestHandler):
+        protocol_version = "HTTP/1.1"
+
+        def do_HEAD(self) -> None:
+            self.do_GET()
+
+        def do_GET(self) -> None:
+            answer(self, site)
+
+        def log_message(self, format: str, *args: Any) -> None:
+            pass
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
+        server.daemon_threads = True
+        site.address = f"http://127.0.0.1:{server.server_port}"
+        thread = threading.Thread(target=server.serve_forever, args=(0.05,), daemon=True)
+        thread.start()
+        try:
+            yield site
+        finally:
+            server.shutdown()
+            thread.join()
+
+
+def answer(handler: BaseHTTPRequestHandler, site: Site) -> None:
+    path = handler.path
+    site.requests.append((path, {name.lower(): value for name, value in handler.headers.items()}))
+    handler.close_connection = True
+    if site.failures:
+        site.failures -= 1
+        reply(handler, 503, b"later")
+    elif path in site.redirects:
+        headers = {"Location": site.redirects[path]}
+        if path in site.linked:
+            headers["X-Linked-Etag"] = f'"{site.linked[path]}"'
+        reply(handler, 302, b"", headers)
+    elif path.startswith("/api/models/"):
+        listing(handler, site, path.removeprefix("/api/models/").partition("?")[0])
+    else:
+        content = site.files.get(path)
+        for repo, files in site.repositories.items():
+            for name, data in files.items():
+                if path == f"/{repo}/resolve/{COMMIT}/{name}":
+                    content = data
+        if content is None:
+            reply(handler, 404, b"no")
+        else:
+            body(handler, site, content)
+
+
+def body(handler: BaseHTTPRequestHandler, site: Site, content: bytes) -> None:
+    tag = f'"{hashlib.md5(content).hexdigest()}"'
+    start, status, headers = 0, 200, {"ETag": tag} if site.etags else {}
+    wanted = handler.headers.get("Range")
+    if wanted and site.ranges and handler.headers.get("If-Range", tag) == tag:
+        start, status = int(wanted.removeprefix("bytes=").removesuffix("-")), 206
+        if start >= len(content):
+            reply(handler, 416, b"")
+            return
+        headers["Content-Range"] = f"bytes {start}-{len(content) - 1}/{len(content)}"
+    rest = content[start:]
+    headers["Content-Length"] = str(len(rest) + site.length_offset)
+    reply(handler, status, rest[: site.break_after], headers)
+
+
+def reply(handler: BaseHTTPRequestHandler, status: int, data: bytes, headers: dict[str, str] | None = None) -> None:
+    handler.send_response(status)
+    for name, value in {"Content-Length": str(len(data)), **(headers or {})}.items():
+        handler.send_header(name, value)
+    handler.end_headers()
+    if handler.command != "HEAD":
+        handler.wfile.write(data)
+
+
+def listing(handler: BaseHTTPRequestHandler, site: Site, path: str) -> None:
+    """The hub's model_info."""
+    repo = path.partition("/revision/")[0]
+    if repo not in site.repositories:
+        reply(handler, 404, b"{}", {"X-Error-Code": "RepoNotFound"})
+        return
+    siblings = []
+    for name, data in site.repositories[repo].items():
+        entry: dict[str, Any] = {"rfilename": name, "size": len(data)}
+        if name.endswith(".safetensors"):
+            digest = hashlib.sha256(data + (b"!" if site.wrong_hashes else b"")).hexdigest()
+            entry |= {"blobId": "0" * 40, "lfs": {"sha256": digest, "size": len(data), "pointerSize": 1}}
+        else:
+            entry["blobId"] = hashlib.sha1(b"blob %d\0" % len(data) + data).hexdigest()
+        siblings.append(entry)
+    text = json.dumps({"id": repo, "sha": COMMIT, "siblings": siblings, "tags": [], "private": False}).encode()
+    reply(handler, 200, text, {"Content-Type": "application/json"})
