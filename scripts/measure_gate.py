@@ -234,7 +234,7 @@ def gates(args: argparse.Namespace) -> bool:
             ):
                 if args.budget and not label.startswith(args.budget):
                     continue
-                title = f"{'demo' if demo else 'SmolLM2'}, {label}"
+                title = f"{model.name}, {label}"
                 shorter = [replace(group, tokens=group.tokens // divisor) for group in chosen]
                 if engine.cap:
                     shorter = [group for group in shorter if "alone" not in group.name]
