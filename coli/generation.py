@@ -42,6 +42,49 @@ def draw_seed() -> int:
     return secrets.randbits(63)
 
 
+class AnswerText:
+    """The text of one answer as its ids come: stop strings, never half a character; ids and text agree at the end."""
+
+    def __init__(self, tokenizer: Tokenizer, stop: Sequence[str]) -> None:
+        self._token_bytes = tokenizer.token_bytes
+        self._stops = StopMatcher([text.encode() for text in stop])
+        self._decoder = ByteDecoder()
+        self._starts: list[int] = []  # offset in the byte stream at which each id begins
+        self._seen = 0
+        self.token_ids: list[int] = []
+        self.pieces: list[str] = []
+
+    @property
+    def stopped(self) -> bool:
+        """Whether a stop string has appeared: nothing more comes out, and ids in or behind it are dropped."""
+        return self._stops.matched
+
+    @property
+    def text(self) -> str:
+        return "".join(self.pieces)
+
+    def push(self, token_id: int) -> str:
+        """Text that is certain now that `token_id` follows; may be empty."""
+        data = self._token_bytes(token_id)
+        self.token_ids.append(token_id)
+        self._starts.append(self._seen)
+        self._seen += len(data)
+        piece = self._take(self._decoder.push(self._stops.push(data)))
+        if self.stopped:
+            pairs = zip(self.token_ids, self._starts, strict=True)
+            self.token_ids = [i for i, start in pairs if start < self._stops.kept_bytes]
+        return piece
+
+    def flush(self) -> str:
+        """End of the answer: what was held back."""
+        return self._take(self._decoder.push(self._stops.flush()) + self._decoder.flush())
+
+    def _take(self, piece: str) -> str:
+        if piece:
+            self.pieces.append(piece)
+        return piece
+
+
 class Generation:
     """A running response: iterate for pieces of text, then ask for `result`."""
 
@@ -55,16 +98,16 @@ class Generation:
         seed: int,
         drafter: Drafter,
         gate: str,
+        session: Session | None = None,
     ) -> None:
+        """session: to go on with as far as it begins like the prompt; None: a fresh one."""
+        self._session = session
         self._loaded, self._tokenizer = loaded, tokenizer
         self._prompt_ids, self._context = tuple(prompt_ids), context
         self._options, self._seed = options, seed
         self._drafter, self._gate = drafter, gate
         self._stats = RunStats()
-        self._stops = StopMatcher([stop.encode() for stop in options.stop])
-        self._ids: list[int] = []
-        self._starts: list[int] = []  # offset in the byte stream at which each id begins
-        self._text: list[str] = []
+        self._answer = AnswerText(tokenizer, options.stop)
         self._cache = loaded.cache_state()
         self._before = loaded.store_counters(), ProcessUse.now().major_faults, loaded.model.phase_seconds()
         self._pieces = self._run()
@@ -79,8 +122,8 @@ class Generation:
             pass
         store, faults, phases = self._before
         report = run_report(
-            text="".join(self._text),
-            token_ids=list(self._ids),
+            text=self._answer.text,
+            token_ids=list(self._answer.token_ids),
             seed=self._seed,
             stats=self._stats,
             store=self._loaded.store_counters().since(store),
@@ -98,7 +141,7 @@ class Generation:
         )
         return GenerationResult(
             text=report["text"],
-            token_ids=tuple(self._ids),
+            token_ids=tuple(self._answer.token_ids),
             prompt_ids=self._prompt_ids,
             finish_reason=self._stats.finish_reason,
             seed=self._seed,
@@ -107,32 +150,21 @@ class Generation:
         )
 
     def _run(self) -> Iterator[str]:
-        options, stops, decoder = self._options, self._stops, ByteDecoder()
+        options, answer, stats = self._options, self._answer, self._stats
         spec, engine = self._loaded.spec, self._loaded.engine
         end_ids = frozenset() if options.ignore_eos else self._tokenizer.end_ids
         limits = Limits(options.max_tokens, self._context, end_ids)
         sampler = Sampler(options.sampler, self._seed, spec.vocab_size)
-        session = Session(self._loaded.new_cache(self._context))
-        seen = 0
-        for token_id in engine.generate(session, self._prompt_ids, limits, sampler, self._drafter, self._stats):
-            data = self._tokenizer.token_bytes(token_id)
-            self._ids.append(token_id)
-            self._starts.append(seen)
-            seen += len(data)
-            piece = decoder.push(stops.push(data))
-            if stops.matched:
-                self._end_at_stop()
+        session = self._session or Session(self._loaded.new_cache(self._context))
+        prompt_ids = session.resume(self._prompt_ids)
+        for token_id in engine.generate(session, prompt_ids, limits, sampler, self._drafter, stats):
+            piece = answer.push(token_id)
+            if answer.stopped:
+                stats.generated_tokens = len(answer.token_ids)
+                stats.finish_reason = "stop"
             if piece:
-                self._text.append(piece)
                 yield piece
-            if stops.matched:
+            if answer.stopped:
                 break
-        if piece := decoder.push(stops.flush()) + decoder.flush():
-            self._text.append(piece)
+        if piece := answer.flush():
             yield piece
-
-    def _end_at_stop(self) -> None:
-        """Drop the ids that lie wholly in or behind the stop string; ids, text and counts then agree."""
-        self._ids = [i for i, start in zip(self._ids, self._starts, strict=True) if start < self._stops.kept_bytes]
-        self._stats.generated_tokens = len(self._ids)
-        self._stats.finish_reason = "stop"

@@ -9,8 +9,14 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import TracebackType
+from typing import TYPE_CHECKING, Any
 
 from coli.drafts.opening import SourceLibrary
+from coli.engine.engine import Limits
+from coli.engine.sampling import Sampler
+from coli.engine.session import Session
+from coli.engine.stats import RunStats
+from coli.engine.together import Running
 from coli.errors import ContextLengthError, OptionError
 from coli.gating import Gating
 from coli.generation import Generation, GenerationResult, draw_seed
@@ -21,8 +27,12 @@ from coli.options import DraftOptions, EngineOptions, GenerateOptions
 from coli.store.container import Container
 from coli.store.stats import TraceSink
 from coli.text.chat import ChatTemplate
+from coli.text.files import read_json_object
 from coli.text.prompt import chat_ids, plain_ids
 from coli.text.tokenizer import Tokenizer
+
+if TYPE_CHECKING:
+    from coli.grammar.load import LoadedGrammar
 
 __all__ = ["LLM", "Generation", "GenerationResult"]
 
@@ -97,28 +107,82 @@ class LLM:
         return chat_ids(self.tokenizer, self.chat_template, messages, enable_thinking=think)
 
     def generate(
-        self, prompt_ids: Sequence[int], options: GenerateOptions, drafts: DraftOptions | None = None
+        self,
+        prompt_ids: Sequence[int],
+        options: GenerateOptions,
+        drafts: DraftOptions | None = None,
+        session: Session | None = None,
     ) -> Generation:
         """Start one response; its tokens are computed as its pieces are asked for.
+
+        session: of `new_session`, kept from response to response; what the prompt begins with is not computed again.
 
         Raises ContextLengthError, MemoryBudgetError, OptionError, GrammarError, CorpusError.
         """
         drafts = drafts or DraftOptions()
-        self._check_ids(prompt_ids)
+        self.check_ids(prompt_ids)
         context = self._context(len(prompt_ids), options.max_tokens)
+        if session is not None:
+            context = min(context, session.cache.capacity)
         seed = draw_seed() if options.sampler.seed is None else options.sampler.seed
         sources = self._sources.sources(drafts, seed=seed)
         loaded = self.load(context)
         self._gating.join(sources, loaded)
-        return Generation(loaded, self.tokenizer, prompt_ids, context, options, seed, sources, drafts.gate)
+        return Generation(loaded, self.tokenizer, prompt_ids, context, options, seed, sources, drafts.gate, session)
 
-    def load(self, context: int) -> LoadedModel:
-        """The model in memory, loaded on first use with room for `context` positions."""
+    def start(
+        self,
+        session: Session,
+        prompt_ids: Sequence[int],
+        options: GenerateOptions,
+        drafts: DraftOptions,
+        grammar: LoadedGrammar | None,
+        sampler: Sampler,
+        seed: int,
+    ) -> Running:
+        """One response among several on a session of its own, to be stepped by `engine.together`.
+
+        grammar: to draft from, instead of what `drafts` names. Raises what `generate` raises.
+        """
+        self.check_ids(prompt_ids)
+        context = min(self._context(len(prompt_ids), options.max_tokens), session.cache.capacity)
+        if len(prompt_ids) >= context:
+            raise ContextLengthError(f"the prompt has {len(prompt_ids)} tokens, the context is {context}")
+        sources = self._sources.sources(drafts, seed=seed, grammar_text=grammar)
+        loaded = self.load(context)
+        self._gating.join(sources, loaded)
+        limits = Limits(options.max_tokens, context, frozenset() if options.ignore_eos else self.tokenizer.end_ids)
+        rest = session.resume(prompt_ids)
+        return Running(loaded.engine, session, rest, limits, sampler, sources, RunStats())
+
+    def suggested_sampling(self) -> dict[str, Any]:
+        """Sampler settings of the model's generation_config.json by name, those that are usable; may be empty."""
+        found = read_json_object(self.container.path / "generation_config.json") or {}
+        if found.get("do_sample") is False:
+            return {"temperature": 0.0}
+        bounds = {"temperature": (0, 100), "top_k": (0, 2**31 - 1), "top_p": (0, 1), "min_p": (0, 1)}
+        usable: dict[str, Any] = {}
+        for name, (low, high) in bounds.items():
+            value = found.get(name)
+            if isinstance(value, bool) or not isinstance(value, int if name == "top_k" else int | float):
+                continue
+            if low <= value <= high:
+                usable[name] = value
+        return usable
+
+    def new_session(self, context: int, sessions: int = 1) -> Session:
+        """An empty conversation of up to `context` positions; loads the model with room for `sessions` of them."""
+        return Session(self.load(context, sessions).new_cache(context))
+
+    def load(self, context: int, sessions: int = 1) -> LoadedModel:
+        """The model in memory, loaded on first use with room for `sessions` of `context` positions."""
         if self._loaded is None:
-            self._loaded = LoadedModel(self.container, self.spec, self._options, context, self._notice, self._trace)
+            args = self.container, self.spec, self._options, context, self._notice, self._trace
+            self._loaded = LoadedModel(*args, sessions=sessions)
         return self._loaded
 
-    def _check_ids(self, prompt_ids: Sequence[int]) -> None:
+    def check_ids(self, prompt_ids: Sequence[int]) -> None:
+        """Raise OptionError for an id outside the vocabulary."""
         for at, token_id in enumerate(prompt_ids):
             if not 0 <= token_id < self.spec.vocab_size:
                 raise OptionError(

@@ -34,7 +34,7 @@ USAGE_FILE = "usage.json"
 
 
 class LoadedModel:
-    """A model in memory, with room for `context` positions."""
+    """A model in memory, with room for `sessions` sequences of `context` positions."""
 
     def __init__(
         self,
@@ -44,6 +44,7 @@ class LoadedModel:
         context: int,
         notice: Notice,
         trace: TraceSink | None = None,
+        sessions: int = 1,
     ) -> None:
         """Raises MemoryBudgetError when the parts do not fit the budget, with the arithmetic."""
         self.container, self.spec, self.options = container, spec, options
@@ -52,7 +53,7 @@ class LoadedModel:
         self.kv_dtype = kv_type(container, options.kv)
         self.threads = options.threads or usable_cores()
         prepare_kernels(notice)
-        self.plan = self._plan(context)
+        self.plan = self._plan(context, sessions)
         weights = load_weights(container, spec)
         self._usage: UsageFile | None = None
         self.store = self._open_store() if container.moe_layers else None
@@ -111,13 +112,13 @@ class LoadedModel:
                     self._notice(f"usage history not written: {error}")
         self.store.close()
 
-    def _plan(self, context: int) -> MemoryPlan:
+    def _plan(self, context: int, sessions: int) -> MemoryPlan:
         spec, container = self.spec, self.container
         records = {i: container.expert_layout(i).record_bytes for i in container.moe_layers}
         per_token = kv_bytes_per_token(spec.num_hidden_layers, spec.num_key_value_heads, spec.head_dim, self.kv_dtype)
         needs = MemoryNeeds(
             dense_bytes=sum(container.array(name).nbytes for name in container.tensor_names()),
-            kv_bytes=per_token * context,
+            kv_bytes=per_token * context * sessions,
             working_bytes=working_bytes(spec, min(PREFILL_CHUNK, context), context, self.threads),
         )
         return plan_memory(

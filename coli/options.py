@@ -189,6 +189,17 @@ TABLE: tuple[Setting, ...] = (
     Setting("color", "output", "choice", "auto", "colour on standard error", "--color",
             _env(EnvName("NO_COLOR", lambda raw, name: "never")), _choices("auto", "always", "never")),
     Setting("debug", "output", "bool", False, "show the traceback of an error", "", _env("COLI_DEBUG")),
+    # server
+    Setting("host", "server", "name", "127.0.0.1", "address to listen on; others than this machine need it",
+            "--host", counter="/props"),
+    Setting("port", "server", "int", 8000, "port to listen on; 0 takes a free one", "--port", bounds=Bounds(0, 65535),
+            counter="/props"),
+    Setting("api_key", "server", "text", None, "key that clients must send", "--api-key", _env("COLI_API_KEY"),
+            default_text="none", counter="/health"),
+    Setting("slots", "server", "int", 4, "conversations kept in memory and decoded together", "--slots",
+            bounds=Bounds(1, 16), counter="/props"),
+    Setting("queue", "server", "int", 32, "requests that may wait for a slot; more are told to come back", "--queue",
+            bounds=Bounds(0, 100000), counter="/metrics"),
     Setting("session", "session", "path", None, "file that keeps the conversation", "--session", _env("KVSAVE"),
             default_text="off", counter="prompt_tokens", later=_SESSION),
 )  # fmt: skip

@@ -30,6 +30,7 @@ GROUPS = {
     "engine": "Engine and memory",
     "drafts": "Drafts",
     "output": "Output",
+    "server": "Server",
     "session": "Sessions",
 }
 

@@ -23,6 +23,8 @@ ALLOWED = {
     "engine": {"kernels", "model", "drafts", "options"},
     "text": {"impostors"},
     "convert": {"kernels", "store", "model", "text", "impostors", "process_use"},
+    "server": {"llm", "generation", "engine", "drafts", "grammar", "text", "store", "options", "builtin"},
+    "speculant": set(),
     "report": {"engine", "store", "drafts", "process_use"},
 }
 # engine takes SamplerOptions and other frozen values; a flag or path never reaches it

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from coli.drafts.grammar import GrammarLibrary
     from coli.drafts.graph import GraphOptions
     from coli.drafts.ngram_index import NgramIndex
+    from coli.grammar.load import LoadedGrammar
 
 
 Drafter = MergedSources | TreeSources
@@ -87,13 +88,24 @@ class SourceLibrary:
         self._grammars: GrammarLibrary | None = None
         self._gate, self._acceptance = Gate(), Acceptance()
 
-    def sources(self, settings: DraftSettings, *, seed: int = 0, graph: GraphOptions | None = None) -> Drafter:
+    def sources(
+        self,
+        settings: DraftSettings,
+        *,
+        seed: int = 0,
+        graph: GraphOptions | None = None,
+        grammar_text: LoadedGrammar | None = None,
+    ) -> Drafter:
         """Fresh sources for one response. Raises CorpusError for a malformed or foreign corpus or graph.
 
         seed: of the response's noise, which a sampling graph shares; graph: its knobs (None: the defaults).
+        grammar_text: a grammar that came with the request, instead of the settings' own.
         """
         sources: list[DraftSource] = []
-        if settings.enabled and (settings.grammar is not None or settings.schema is not None):
+        if settings.enabled and grammar_text is not None:
+            guarded = "seed" if settings.gate == "seed" else "always"
+            sources.append(self._grammar_library().source(grammar_text, depth=settings.grammar_draft, gate=guarded))
+        elif settings.enabled and (settings.grammar is not None or settings.schema is not None):
             sources.append(self._grammar_source(settings))
         if settings.enabled and settings.corpus is not None:
             index = self._corpus(settings.corpus, settings.corpus_k)
@@ -121,22 +133,26 @@ class SourceLibrary:
         return None
 
     def _grammar_source(self, settings: DraftSettings) -> DraftSource:
-        from coli.drafts.grammar import GrammarLibrary
         from coli.grammar.load import GRAMMAR_TAG, SCHEMA_TAG
 
-        assert self._tokenizer is not None, "grammars need the model's tokenizer"
         if settings.grammar is not None and settings.schema is not None:
             raise OptionError("--grammar and --schema: expected one of the two, found both")
+        path = settings.grammar or settings.schema
+        assert path is not None
+        tag = GRAMMAR_TAG if settings.grammar is not None else SCHEMA_TAG
+        gate = "seed" if settings.gate == "seed" else "always"  # the measured gate needs no guard
+        return self._grammar_library().open(path, tag=tag, depth=settings.grammar_draft, gate=gate)
+
+    def _grammar_library(self) -> GrammarLibrary:
+        from coli.drafts.grammar import GrammarLibrary
+
+        assert self._tokenizer is not None, "grammars need the model's tokenizer"
         if self._grammars is None:
             # Of several end ids the tokenizer's own ends a turn; the others end documents.
             named = self._tokenizer.id_of(self._tokenizer.special_tokens.get("eos_token"))
             end_id = named if named in self._tokenizer.end_ids else min(self._tokenizer.end_ids, default=None)
             self._grammars = GrammarLibrary(self._tokenizer, self._notice, end_id=end_id)
-        path = settings.grammar or settings.schema
-        assert path is not None
-        tag = GRAMMAR_TAG if settings.grammar is not None else SCHEMA_TAG
-        gate = "seed" if settings.gate == "seed" else "always"  # the measured gate needs no guard
-        return self._grammars.open(path, tag=tag, depth=settings.grammar_draft, gate=gate)
+        return self._grammars
 
     def _graph_source(self, path: Path, seed: int, options: GraphOptions | None) -> DraftSource:
         from coli.drafts.graph import GraphOptions, GraphSource  # numba: only when it is needed

@@ -22,6 +22,8 @@ class Cache(Protocol):
 
     def keep_path(self, start: int, rows: Sequence[int]) -> None: ...
 
+    def copy_prefix(self, other: Any, length: int) -> None: ...
+
 
 class Model(Protocol):
     """The forward, as the engine sees it (coli.model.transformer.Transformer)."""
@@ -77,6 +79,18 @@ class Session:
 
     def commit(self, token_id: int) -> None:
         self.token_ids.append(token_id)
+
+    def common_length(self, token_ids: Sequence[int]) -> int:
+        """How many of `token_ids` this session begins with and has rows of; at least the last is always left over."""
+        most = min(self.cache.length, len(token_ids) - 1)
+        pairs = zip(self.token_ids[:most], token_ids[:most], strict=True)
+        return next((at for at, (mine, other) in enumerate(pairs) if mine != other), max(most, 0))
+
+    def resume(self, token_ids: Sequence[int]) -> Sequence[int]:
+        """Keep what `token_ids` begins with, take back the rest; returns the ids still to be computed."""
+        kept = self.common_length(token_ids)
+        self.rewind(kept)
+        return token_ids[kept:]
 
     def rewind(self, length: int) -> None:
         """Take back every id from position `length` on, and its row."""

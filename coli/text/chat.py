@@ -118,6 +118,11 @@ class ChatTemplate:
         """Whether the template asks if the model should think."""
         return not self._variables.isdisjoint(("enable_thinking", "thinking"))
 
+    @property
+    def knows_tools(self) -> bool:
+        """Whether the template shows the model tools."""
+        return "tools" in self._variables
+
     def render(
         self,
         messages: Sequence[Message],

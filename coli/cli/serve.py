@@ -1,0 +1,97 @@
+"""`coli serve`: keep a model loaded and answer an OpenAI-compatible API."""
+
+from __future__ import annotations
+
+import importlib.util
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from coli.cli.flags import GENERATE, settings_options
+from coli.cli.model_path import model_path
+from coli.cli.streams import Streams
+from coli.errors import OptionError
+from coli.options import (
+    GenerateOptions,
+    Resolved,
+    draft_options,
+    engine_options,
+    generate_options,
+    resolve,
+)
+
+if TYPE_CHECKING:
+    from coli.llm import LLM
+
+SERVER = ("host", "port", "api_key", "slots", "queue")
+_UNUSED = ("prompt", "prompt_ids", "raw", "system", "json", "tokens")  # of one answer: requests say these
+SETTINGS = (*(name for name in GENERATE if name not in _UNUSED), *SERVER)
+CONTEXT = 4096  # positions of a conversation unless --ctx says more
+NEEDED = ("starlette", "uvicorn", "pydantic", "prometheus_client")
+
+
+@click.command("serve")
+@settings_options(*SETTINGS)
+@click.option("graph_path", "--graph-path", hidden=True, help="Same as --graph.")
+@click.option("model_name", "--model-name", hidden=True, help="Same as --model.")
+def command(graph_path: str | None, model_name: str | None, **flags: Any) -> None:
+    """Keep a model loaded and answer an OpenAI-compatible API (docs/server.md).
+
+    Settings of generation are what requests get that do not say otherwise. SIGTERM and Ctrl-C finish what is running.
+    """
+    for name, alias, value in (("graph", "--graph-path", graph_path), ("model", "--model-name", model_name)):
+        if value is not None and flags.get(name) is not None:
+            raise OptionError(f"{alias}: the same as --{name}; give one of the two")
+        flags[name] = flags.get(name) if value is None else value
+    settings = resolve(flags, names=SETTINGS)
+    streams = Streams(settings["quiet"], settings["verbose"], settings["color"])
+    for notice in settings.notices:
+        streams.notice(notice)
+    missing = [name for name in NEEDED if importlib.util.find_spec(name) is None]
+    if missing:
+        raise OptionError(f"serve: {missing[0]} is not installed; type: pip install 'coli[server]'")
+    path = model_path(settings, streams.notice)
+    streams.progress(f"loading {path}")
+    from coli.llm import LLM
+    from coli.server.app import ServerOptions
+    from coli.server.run import serve
+
+    with LLM.open(path, engine_options(settings), streams.notice) as llm:
+        streams.clear_progress()
+        if llm.chat_template is None:
+            streams.notice("the model has no chat template: conversations are completed as plain text")
+        graph = settings["graph"]
+        options = ServerOptions(
+            model_name=path.resolve().name,
+            host=settings["host"],
+            api_key=settings["api_key"],
+            graph_name=None if graph is None else str(graph),
+            think=settings["think"],
+        )
+        serve(
+            llm,
+            options,
+            sampling_defaults(llm, settings),
+            draft_options(settings),
+            context=context_length(llm, settings),
+            slots=settings["slots"],
+            queue=settings["queue"],
+            port=settings["port"],
+            notice=streams.notice,
+        )
+
+
+def context_length(llm: LLM, settings: Resolved) -> int:
+    """Positions of one conversation: --ctx, else a usual length, at most the model's."""
+    return min(settings["ctx"] or CONTEXT, llm.spec.max_position_embeddings)
+
+
+def sampling_defaults(llm: LLM, settings: Resolved) -> GenerateOptions:
+    """As the settings say, else as the model's generation_config, else temperature 0.7 with top-p 0.95."""
+    options = generate_options(settings)
+    if settings.given("temp"):
+        return options
+    suggested = llm.suggested_sampling() or {"temperature": 0.7, "top_p": 0.95}
+    free = {name: value for name, value in suggested.items() if name == "temperature" or not settings.given(name)}
+    return replace(options, sampler=replace(options.sampler, **free))

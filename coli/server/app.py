@@ -1,0 +1,445 @@
+"""The routes: requests checked and turned into jobs, events turned into answers or streams.
+
+Runs on one event loop, never calls the model; what takes longer than a moment (templates, tokenizing, grammars) runs in
+a thread of the pool. Built by `coli.server.run` and by tests.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import secrets
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, TypeVar
+
+import prometheus_client
+from pydantic import BaseModel, ValidationError
+from starlette.applications import Starlette
+from starlette.concurrency import run_in_threadpool
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response, StreamingResponse
+from starlette.routing import Route
+
+from coli import __version__
+from coli.builtin import GRAMMARS
+from coli.errors import ChatTemplateError, ColiError, ContextLengthError, GrammarError, OptionError
+from coli.grammar.load import LoadedGrammar
+from coli.llm import LLM
+from coli.options import GenerateOptions
+from coli.server import bodies, metrics
+from coli.server.guard import App, Guard, HttpError, read_body
+from coli.server.requests import (
+    ChatRequest,
+    CompletionRequest,
+    DetokenizeRequest,
+    GenerateRequest,
+    Generating,
+    RefusedFieldError,
+    TokenizeRequest,
+)
+from coli.server.tool_calls import certain_text, parse_calls
+from coli.server.worker import Done, Event, Failed, Job, Piece, QueueFullError, ShuttingDownError, TokenLogprob, Worker
+from coli.text.prompt import chat_ids, plain_ids
+
+Body = TypeVar("Body", bound=BaseModel)
+
+
+@dataclass(frozen=True, slots=True)
+class ServerOptions:
+    """Limits and names of one server."""
+
+    model_name: str
+    host: str = "127.0.0.1"
+    api_key: str | None = None
+    body_bytes: int = 8 * 2**20
+    body_seconds: float = 30.0
+    graph_name: str | None = None
+    think: bool | None = None
+
+
+class EventStream(StreamingResponse):
+    """Server-sent events of a job, which ends with the response however that ends."""
+
+    def __init__(self, content: AsyncIterator[str], job: Job) -> None:
+        super().__init__(content, media_type="text/event-stream", headers={"Cache-Control": "no-cache"})
+        self._job = job
+
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        try:
+            await super().__call__(scope, receive, send)
+        finally:
+            self._job.cancelled = True
+
+
+class Api:
+    """The endpoints over one worker."""
+
+    def __init__(self, llm: LLM, worker: Worker, options: ServerOptions, defaults: GenerateOptions) -> None:
+        self._llm, self._worker, self._options, self._defaults = llm, worker, options, defaults
+        self._json_grammar = (GRAMMARS / "json.gbnf").read_text()
+        self._started = int(time.time())
+        self._registry = metrics.registry(worker)
+
+    def app(self) -> App:
+        endpoints: list[tuple[str, str, Callable[[Request], Awaitable[Response]]]] = [
+            ("GET", "/health", self.health),
+            ("GET", "/v1/models", self.models),
+            ("GET", "/v1/models/{model:path}", self.model),
+            ("POST", "/v1/chat/completions", self.chat),
+            ("POST", "/v1/completions", self.completion),
+            ("POST", "/generate", self.generate),
+            ("POST", "/tokenize", self.tokenize),
+            ("POST", "/detokenize", self.detokenize),
+            ("GET", "/props", self.props),
+            ("GET", "/metrics", self.metrics),
+        ]
+        routes = [Route(path, _answering(endpoint), methods=[method]) for method, path, endpoint in endpoints]
+        app = Starlette(routes=routes, exception_handlers={HTTPException: _not_found, Exception: _internal})
+        return Guard(app, api_key=self._options.api_key, host=self._options.host)
+
+    async def health(self, request: Request) -> Response:
+        alive = self._worker.alive
+        body = {
+            "status": "ok" if alive else "stopping",
+            "model_name": self._options.model_name,
+            "model_loaded": alive,
+            "graph_loaded": self._options.graph_name is not None,
+            "graph_path": self._options.graph_name,
+            "slots": self._worker.num_slots,
+            "slots_free": self._worker.free_slots,
+            "waiting": self._worker.waiting,
+        }
+        return JSONResponse(body, 200 if alive else 503)
+
+    async def models(self, request: Request) -> Response:
+        return JSONResponse({"object": "list", "data": [self._model_body()]})
+
+    async def model(self, request: Request) -> Response:
+        if request.path_params["model"] != self._options.model_name:
+            raise HttpError(404, f"model: expected {self._options.model_name}", "model", "model_not_found")
+        return JSONResponse(self._model_body())
+
+    def _model_body(self) -> dict[str, Any]:
+        return {"id": self._options.model_name, "object": "model", "created": self._started, "owned_by": "coli"}
+
+    async def props(self, request: Request) -> Response:
+        spec, template = self._llm.spec, self._llm.chat_template
+        sampler = self._defaults.sampler
+        return JSONResponse(
+            {
+                "version": __version__,
+                "model": self._options.model_name,
+                "model_type": spec.model_type,
+                "context": self._worker.context,
+                "model_context": spec.max_position_embeddings,
+                "vocab_size": spec.vocab_size,
+                "total_slots": self._worker.num_slots,
+                "fingerprint": self._llm.container.fingerprint,
+                "chat_template": None if template is None else template.source,
+                "default_generation_settings": {
+                    "max_tokens": self._defaults.max_tokens,
+                    "temperature": sampler.temperature,
+                    "top_k": sampler.top_k,
+                    "top_p": sampler.top_p,
+                    "min_p": sampler.min_p,
+                },
+            }
+        )
+
+    async def metrics(self, request: Request) -> Response:
+        return Response(
+            prometheus_client.generate_latest(self._registry), media_type=prometheus_client.CONTENT_TYPE_LATEST
+        )
+
+    async def tokenize(self, request: Request) -> Response:
+        body = await self._read(request, TokenizeRequest)
+        tokenizer = self._llm.tokenizer
+        ids = await run_in_threadpool(tokenizer.encode, body.content, body.parse_special)
+        return JSONResponse({"tokens": [*tokenizer.prefix_ids, *ids] if body.add_special else ids})
+
+    async def detokenize(self, request: Request) -> Response:
+        body = await self._read(request, DetokenizeRequest)
+        self._llm.check_ids(body.tokens)
+        return JSONResponse({"content": self._llm.tokenizer.decode(body.tokens)})
+
+    async def generate(self, request: Request) -> Response:
+        body = await self._read(request, GenerateRequest)
+        names = ("temperature", "top_k", "top_p", "seed")
+        given = {name: getattr(body, name) for name in names if getattr(body, name) is not None}
+        options = replace(self._defaults, max_tokens=body.max_tokens, sampler=replace(self._defaults.sampler, **given))
+        ids = await run_in_threadpool(self._llm.prompt_ids, body.prompt)
+        text, _, done = await self._whole(request, *self._submit(ids, options))
+        judged = sum(counts["judged"] for counts in done.drafts.values())
+        accepted = sum(counts["accepted"] for counts in done.drafts.values())
+        return JSONResponse(
+            {
+                "text": text,
+                "generated_tokens": len(done.token_ids),
+                "prompt_tokens": done.prompt_tokens,
+                "num_draft_tokens": judged,
+                "num_accepted_tokens": accepted,
+                "acceptance_rate": accepted / judged if judged else 0.0,
+                "generation_time": round(done.seconds, 6),
+                "finish_reason": done.finish_reason,
+                **bodies.extras(done),
+            }
+        )
+
+    async def chat(self, request: Request) -> Response:
+        body = await self._read(request, ChatRequest)
+        tools = body.template_tools()
+        logprobs = body.wanted_logprobs
+        options = body.options(self._defaults)
+        grammar, ids = await run_in_threadpool(lambda: (self._grammar(body), self._chat_ids(body, tools)))
+        names = {tool["function"]["name"] for tool in tools or []}
+        job, events = self._submit(ids, options, grammar, logprobs)
+        answer_id = f"chatcmpl-{secrets.token_hex(12)}"
+        if body.stream:
+            with_usage = body.stream_options is not None and body.stream_options.include_usage
+            return EventStream(self._chat_stream(answer_id, job, events, names, with_usage), job)
+        text, entries, done = await self._whole(request, job, events)
+        content, calls = parse_calls(text, names) if names else (text, [])
+        message: dict[str, Any] = {"role": "assistant", "content": content or (None if calls else ""), "refusal": None}
+        if calls:
+            message["tool_calls"] = bodies.call_list(calls, answer_id, indexed=False)
+        choice = {
+            "index": 0,
+            "message": message,
+            "logprobs": None if logprobs is None else bodies.chat_logprobs(self._llm.tokenizer.token_bytes, entries),
+            "finish_reason": "tool_calls" if calls else done.finish_reason,
+        }
+        return JSONResponse({**self._head(answer_id, "chat.completion"), "choices": [choice], **_ending(done)})
+
+    async def _chat_stream(
+        self, answer_id: str, job: Job, events: asyncio.Queue[Event], names: set[str], with_usage: bool
+    ) -> AsyncIterator[str]:
+        head = self._head(answer_id, "chat.completion.chunk")
+        token_bytes = self._llm.tokenizer.token_bytes
+
+        def chunk(delta: dict[str, Any], reason: str | None = None, entries: Sequence[TokenLogprob] = ()) -> str:
+            logprobs = bodies.chat_logprobs(token_bytes, entries) if entries else None
+            choice = {"index": 0, "delta": delta, "logprobs": logprobs, "finish_reason": reason}
+            return _event({**head, "choices": [choice]})
+
+        yield chunk({"role": "assistant", "content": ""})
+        text, told = "", 0
+        while True:
+            event = await events.get()
+            if isinstance(event, Failed):
+                yield _failed_event(event.error)
+                return
+            if isinstance(event, Piece):
+                text += event.text
+                until = certain_text(text) if names else len(text)
+                if until > told or event.logprobs:
+                    yield chunk({"content": text[told:until]}, entries=event.logprobs)
+                    told = max(told, until)
+                continue
+            reason = event.finish_reason
+            if names:
+                content, calls = parse_calls(text, names)
+                if calls:
+                    reason = "tool_calls"
+                    if len(content) > told:
+                        yield chunk({"content": content[told:]})
+                    yield chunk({"tool_calls": bodies.call_list(calls, answer_id, indexed=True)})
+                elif len(text) > told:
+                    yield chunk({"content": text[told:]})
+            yield chunk({}, reason)
+            if with_usage:
+                yield _event({**head, "choices": [], **_ending(event)})
+            yield "data: [DONE]\n\n"
+            return
+
+    async def completion(self, request: Request) -> Response:
+        body = await self._read(request, CompletionRequest)
+        prompt = body.one_prompt()
+        options = body.options(self._defaults)
+        llm = self._llm
+
+        def prepared() -> tuple[LoadedGrammar | None, list[int]]:
+            ids = plain_ids(llm.tokenizer, prompt) if isinstance(prompt, str) else prompt
+            return self._grammar(body), ids
+
+        grammar, ids = await run_in_threadpool(prepared)
+        job, events = self._submit(ids, options, grammar, body.logprobs)
+        answer_id = f"cmpl-{secrets.token_hex(12)}"
+        if body.stream:
+            with_usage = body.stream_options is not None and body.stream_options.include_usage
+            return EventStream(self._completion_stream(answer_id, job, events, with_usage), job)
+        text, entries, done = await self._whole(request, job, events)
+        token_bytes = llm.tokenizer.token_bytes
+        choice = {
+            "index": 0,
+            "text": text,
+            "logprobs": None if body.logprobs is None else bodies.completion_logprobs(token_bytes, entries, 0),
+            "finish_reason": done.finish_reason,
+        }
+        return JSONResponse({**self._head(answer_id, "text_completion"), "choices": [choice], **_ending(done)})
+
+    async def _completion_stream(
+        self, answer_id: str, job: Job, events: asyncio.Queue[Event], with_usage: bool
+    ) -> AsyncIterator[str]:
+        head, offset = self._head(answer_id, "text_completion"), 0
+        while True:
+            event = await events.get()
+            if isinstance(event, Failed):
+                yield _failed_event(event.error)
+                return
+            text, logprobs, reason = "", None, None
+            if isinstance(event, Piece):
+                text = event.text
+                if event.logprobs:
+                    token_bytes = self._llm.tokenizer.token_bytes
+                    logprobs = bodies.completion_logprobs(token_bytes, event.logprobs, offset)
+                offset += len(text)
+            else:
+                reason = event.finish_reason
+            choice = {"index": 0, "text": text, "logprobs": logprobs, "finish_reason": reason}
+            yield _event({**head, "choices": [choice]})
+            if isinstance(event, Done):
+                if with_usage:
+                    yield _event({**head, "choices": [], **_ending(event)})
+                yield "data: [DONE]\n\n"
+                return
+
+    def _head(self, answer_id: str, kind: str) -> dict[str, Any]:
+        return {
+            "id": answer_id,
+            "object": kind,
+            "created": int(time.time()),
+            "model": self._options.model_name,
+            "system_fingerprint": self._llm.container.fingerprint[:16],
+        }
+
+    def _grammar(self, body: Generating) -> LoadedGrammar | None:
+        return body.draft_grammar(self._json_grammar)
+
+    def _chat_ids(self, body: ChatRequest, tools: list[dict[str, Any]] | None) -> list[int]:
+        template, messages = self._llm.chat_template, [message.for_template() for message in body.messages]
+        if template is None:
+            if tools:
+                raise RefusedFieldError("tools", "the model has no chat template to show them in")
+            return plain_ids(self._llm.tokenizer, "\n".join(message["content"] for message in messages))
+        if tools and not template.knows_tools:
+            raise RefusedFieldError("tools", "the model's chat template has no place for tools")
+        think = self._options.think if body.enable_thinking is None else body.enable_thinking
+        return chat_ids(self._llm.tokenizer, template, messages, enable_thinking=think, tools=tools)
+
+    async def _read(self, request: Request, kind: type[Body]) -> Body:
+        data = await read_body(request, self._options.body_bytes, self._options.body_seconds)
+        try:
+            return kind.model_validate_json(data)
+        except ValidationError as error:
+            first = error.errors(include_url=False, include_input=False)[0]
+            field = ".".join(str(part) for part in first["loc"]) or None
+            if first["type"] == "extra_forbidden":
+                raise HttpError(400, f"{field}: unknown field", field, "unknown_field") from None
+            raise HttpError(400, f"{field or 'body'}: {first['msg']}", field) from None
+
+    def _submit(
+        self,
+        ids: Sequence[int],
+        options: GenerateOptions,
+        grammar: LoadedGrammar | None = None,
+        logprobs: int | None = None,
+    ) -> tuple[Job, asyncio.Queue[Event]]:
+        self._llm.check_ids(ids)
+        if not ids:
+            raise ContextLengthError("the prompt has no tokens; give some text")
+        if len(ids) >= self._worker.context:
+            raise ContextLengthError(f"the prompt has {len(ids)} tokens, the context is {self._worker.context}")
+        loop, events = asyncio.get_running_loop(), asyncio.Queue[Event]()
+
+        def deliver(event: Event) -> None:
+            if not loop.is_closed():
+                loop.call_soon_threadsafe(events.put_nowait, event)
+
+        job = Job(ids, options, deliver, grammar, logprobs)
+        self._worker.submit(job)
+        return job, events
+
+    async def _whole(
+        self, request: Request, job: Job, events: asyncio.Queue[Event]
+    ) -> tuple[str, list[TokenLogprob], Done]:
+        """The whole answer; a client that leaves ends the job."""
+        gone = asyncio.ensure_future(request.receive())
+        text: list[str] = []
+        entries: list[TokenLogprob] = []
+        try:
+            while True:
+                next_event = asyncio.ensure_future(events.get())
+                await asyncio.wait({gone, next_event}, return_when=asyncio.FIRST_COMPLETED)
+                if not next_event.done():
+                    next_event.cancel()
+                    raise HttpError(499, "the client has left")
+                event = next_event.result()
+                if isinstance(event, Failed):
+                    raise event.error
+                if isinstance(event, Done):
+                    return "".join(text), entries, event
+                text.append(event.text)
+                entries += event.logprobs
+        finally:
+            gone.cancel()
+            job.cancelled = True
+
+
+def _ending(done: Done) -> dict[str, Any]:
+    return {"usage": bodies.usage(done), "coli": bodies.extras(done)}
+
+
+def _event(body: dict[str, Any]) -> str:
+    return f"data: {json.dumps(body, ensure_ascii=False)}\n\n"
+
+
+def _failed_event(error: Exception) -> str:
+    found = _http_error(error)
+    return _event(bodies.error_body(found.status, str(found), found.field, found.code))
+
+
+def _http_error(error: Exception) -> HttpError:
+    """What went wrong as status and message: ours are told as they are, of others only the type."""
+    match error:
+        case HttpError():
+            return error
+        case QueueFullError():
+            message = "the queue is full, try again later"
+            return HttpError(429, message, code="queue_full", retry_after=error.retry_after)
+        case ShuttingDownError():
+            return HttpError(503, "the server is shutting down", code="shutting_down", retry_after=5)
+        case RefusedFieldError():
+            return HttpError(400, f"{error.field}: {error}", error.field)
+        case ContextLengthError():
+            return HttpError(400, str(error), "messages", "context_length_exceeded")
+        case GrammarError():
+            return HttpError(400, str(error), "grammar")
+        case ChatTemplateError():
+            return HttpError(400, str(error), "messages")
+        case OptionError():
+            return HttpError(400, str(error))
+        case ColiError():
+            return HttpError(500, str(error))
+    return HttpError(500, f"internal error: {type(error).__name__}")
+
+
+def _answering(endpoint: Callable[[Request], Awaitable[Response]]) -> Callable[[Request], Awaitable[Response]]:
+    async def answer(request: Request) -> Response:
+        try:
+            return await endpoint(request)
+        except Exception as error:
+            return _http_error(error).response()
+
+    return answer
+
+
+async def _not_found(request: Request, error: Exception) -> Response:
+    status = error.status_code if isinstance(error, HTTPException) else 404
+    return HttpError(status, f"{request.method} {request.url.path}: no such endpoint").response()
+
+
+async def _internal(request: Request, error: Exception) -> Response:
+    return _http_error(error).response()

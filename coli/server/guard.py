@@ -1,0 +1,97 @@
+"""What every request passes before anything reads it: the host check, the API key, and the limits of its body."""
+
+from __future__ import annotations
+
+import asyncio
+import hmac
+import ipaddress
+from collections.abc import Awaitable, Callable, MutableMapping
+from typing import Any
+
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import JSONResponse
+
+from coli.server.bodies import error_body
+
+Scope = MutableMapping[str, Any]
+Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
+Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
+App = Callable[[Scope, Receive, Send], Awaitable[None]]
+
+OPEN_PATHS = ("/health",)  # probes of a supervisor carry no key
+
+
+class HttpError(Exception):
+    """A request that is answered with `status` and one message."""
+
+    def __init__(
+        self,
+        status: int,
+        message: str,
+        field: str | None = None,
+        code: str | None = None,
+        retry_after: int | None = None,
+    ) -> None:
+        super().__init__(message)
+        self.status, self.field, self.code, self.retry_after = status, field, code, retry_after
+
+    def response(self) -> JSONResponse:
+        headers = {} if self.retry_after is None else {"Retry-After": str(self.retry_after)}
+        if self.status == 401:
+            headers["WWW-Authenticate"] = "Bearer"
+        return JSONResponse(error_body(self.status, str(self), self.field, self.code), self.status, headers)
+
+
+def is_loopback(host: str) -> bool:
+    """Whether `host` (a name or an address) is this machine only."""
+    try:
+        return ipaddress.ip_address(host.strip("[]")).is_loopback
+    except ValueError:
+        return host == "localhost"
+
+
+class Guard:
+    """ASGI middleware. On a loopback address only loopback names are served: a web page cannot reach it by another."""
+
+    def __init__(self, app: App, *, api_key: str | None, host: str) -> None:
+        self._app, self._api_key, self._host = app, api_key, host
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "http":
+            try:
+                self._check(Request(scope))
+            except HttpError as error:
+                await error.response()(scope, receive, send)
+                return
+        await self._app(scope, receive, send)
+
+    def _check(self, request: Request) -> None:
+        if is_loopback(self._host):
+            named = request.headers.get("host", "")
+            name = named.rsplit(":", 1)[0] if not named.endswith("]") else named
+            if not is_loopback(name):
+                raise HttpError(403, f"host {name!r}: this server answers to localhost only", code="host_not_allowed")
+        if self._api_key is None or request.url.path in OPEN_PATHS:
+            return
+        scheme, _, given = request.headers.get("authorization", "").partition(" ")
+        if scheme.lower() != "bearer" or not hmac.compare_digest(given.strip().encode(), self._api_key.encode()):
+            raise HttpError(401, "expected the header Authorization: Bearer KEY with this server's key")
+
+
+async def read_body(request: Request, limit: int, seconds: float) -> bytes:
+    """The whole body, at most `limit` bytes within `seconds`."""
+    declared = request.headers.get("content-length", "0")
+    if declared.isdecimal() and int(declared) > limit:
+        raise HttpError(413, f"body: expected at most {limit} bytes, found {declared}")
+    body = bytearray()
+    try:
+        async with asyncio.timeout(seconds):
+            async for part in request.stream():
+                body += part
+                if len(body) > limit:
+                    raise HttpError(413, f"body: expected at most {limit} bytes, found more")
+    except TimeoutError:
+        raise HttpError(408, f"body: not complete after {seconds:g} seconds") from None
+    except ClientDisconnect:
+        raise HttpError(400, "body: the connection ended before it was complete") from None
+    return bytes(body)

@@ -1,0 +1,388 @@
+"""The engine thread: a bounded queue of jobs, several conversations kept warm, all running jobs stepped together.
+
+The only thread that calls the model. Everybody else submits jobs and hears of them through `Job.deliver`, which is
+called from here and must not block. A job whose `cancelled` is set ends within one step.
+"""
+
+from __future__ import annotations
+
+import math
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from coli.engine.sampling import Sampler
+from coli.engine.session import Session
+from coli.engine.together import Running, step_together
+from coli.errors import ColiError
+from coli.generation import AnswerText, draw_seed
+from coli.grammar.load import LoadedGrammar
+from coli.llm import LLM
+from coli.options import DraftOptions, GenerateOptions
+
+
+@dataclass(frozen=True, slots=True)
+class TokenLogprob:
+    """One emitted id, its log probability under the unchanged logits, and the best alternatives."""
+
+    token_id: int
+    logprob: float
+    top: tuple[tuple[int, float], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """Text that has become certain; `logprobs` of the ids committed since the last piece."""
+
+    text: str
+    logprobs: tuple[TokenLogprob, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Done:
+    """The end of an answer."""
+
+    finish_reason: str
+    token_ids: tuple[int, ...]
+    prompt_tokens: int
+    cached_tokens: int  # of the prompt, not computed again
+    seed: int
+    forwards: int
+    drafts: dict[str, dict[str, int]]
+    ttft_s: float
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class Failed:
+    """The job ended with an error; `error` is one of ours or an internal one."""
+
+    error: Exception
+
+
+Event = Piece | Done | Failed
+
+
+@dataclass(slots=True, eq=False)
+class Job:
+    """One request for an answer. `logprobs`: alternatives per id, None for no log probabilities."""
+
+    prompt_ids: Sequence[int]
+    options: GenerateOptions
+    deliver: Callable[[Event], None]
+    grammar: LoadedGrammar | None = None
+    logprobs: int | None = None
+    cancelled: bool = False
+    submitted: float = field(default_factory=time.perf_counter)
+
+
+class QueueFullError(Exception):
+    """The queue holds as many jobs as it may; `retry_after` seconds is a guess when there will be room."""
+
+    def __init__(self, retry_after: int) -> None:
+        super().__init__(retry_after)
+        self.retry_after = retry_after
+
+
+class ShuttingDownError(Exception):
+    """The worker takes no more jobs."""
+
+
+@dataclass(slots=True)
+class Counts:
+    """Totals since the start, for /metrics."""
+
+    finished: int = 0
+    cancelled: int = 0
+    failed: int = 0
+    refused: int = 0
+    prompt_tokens: int = 0
+    cached_tokens: int = 0
+    generated_tokens: int = 0
+    steps: int = 0  # shared forwards
+    step_rows: int = 0  # responses in them, summed
+
+
+class _Slot:
+    """A conversation kept in memory, and who uses it."""
+
+    def __init__(self, session: Session) -> None:
+        self.session = session
+        self.active: _Active | None = None
+        self.used = 0
+
+
+class _Active:
+    """A job that runs on a slot."""
+
+    def __init__(self, job: Job, slot: _Slot, running: Running, sampler: _Sampler, answer: AnswerText) -> None:
+        self.job, self.slot, self.running, self.sampler, self.answer = job, slot, running, sampler, answer
+        self.seed = 0
+        self.told = 0  # ids whose log probabilities have been delivered
+        self.cached_tokens = len(slot.session.token_ids)
+        self.prefill: Iterator[None] | None = running.prefill()
+
+
+class _Sampler(Sampler):
+    """Keeps the log probabilities of what it samples, when they are wanted."""
+
+    wanted: int | None = None
+
+    def sample(self, logits: NDArray[np.float32], position: int) -> int:
+        token_id = super().sample(logits, position)
+        if self.wanted is not None:
+            self.kept.append(_logprob(logits, token_id, self.wanted))
+        return token_id
+
+    def keep(self, wanted: int | None) -> None:
+        self.wanted = wanted
+        self.kept: list[TokenLogprob] = []
+
+
+class Worker:
+    """Owns the model's thread. `start` returns when the model is loaded, or raises what loading raised."""
+
+    def __init__(self, llm: LLM, drafts: DraftOptions, *, context: int, slots: int, queue: int) -> None:
+        self.counts = Counts()
+        self.context = context
+        self.num_slots = slots
+        self._llm, self._drafts, self._queue_limit = llm, drafts, queue
+        self._waiting: deque[Job] = deque()
+        self._slots: list[_Slot] = []
+        self._changed = threading.Condition()
+        self._stopping = False
+        self._clock = 0
+        self._recent_s = 1.0  # seconds an answer took lately
+        self._loaded = threading.Event()
+        self._load_error: Exception | None = None
+        self._thread = threading.Thread(target=self._main, name="coli-engine", daemon=True)
+
+    def start(self) -> None:
+        self._thread.start()
+        self._loaded.wait()
+        if self._load_error is not None:
+            raise self._load_error
+
+    def submit(self, job: Job) -> None:
+        """Queue a job. Raises QueueFullError, ShuttingDownError."""
+        with self._changed:
+            if self._stopping:
+                raise ShuttingDownError
+            # a free slot takes the next waiting job at once: only what nobody can take yet counts
+            if len(self._waiting) >= self._queue_limit + self.free_slots:
+                self.counts.refused += 1
+                rounds = math.ceil((len(self._waiting) + 1) / self.num_slots)
+                raise QueueFullError(max(1, min(60, math.ceil(rounds * self._recent_s))))
+            self._waiting.append(job)
+            self._changed.notify()
+
+    def stop(self) -> None:
+        """Answer nobody any more, and end the thread; running jobs are cancelled."""
+        with self._changed:
+            self._stopping = True
+            self._changed.notify()
+        self._thread.join()
+
+    @property
+    def waiting(self) -> int:
+        return len(self._waiting)
+
+    @property
+    def free_slots(self) -> int:
+        return sum(slot.active is None for slot in self._slots)
+
+    @property
+    def alive(self) -> bool:
+        return self._thread.is_alive() and not self._stopping
+
+    def store_counters(self) -> Any:
+        """What the expert store has counted since the start."""
+        return self._llm.load(self.context).store_counters()
+
+    def _main(self) -> None:
+        try:
+            self._slots = [_Slot(self._llm.new_session(self.context, self.num_slots)) for _ in range(self.num_slots)]
+        except Exception as error:
+            self._load_error = error
+            return
+        finally:
+            self._loaded.set()
+        while self._wait():
+            self._admit()
+            self._step()
+        for job in [*self._waiting, *(slot.active.job for slot in self._slots if slot.active)]:
+            job.deliver(Failed(ShuttingDownError()))
+
+    def _wait(self) -> bool:
+        """Sleep until there is something to do; False to end."""
+        with self._changed:
+            while not self._stopping and not self._waiting and not any(slot.active for slot in self._slots):
+                self._changed.wait()
+            return not self._stopping
+
+    def _admit(self) -> None:
+        while any(slot.active is None for slot in self._slots):
+            with self._changed:
+                if not self._waiting:
+                    return
+                job = self._waiting.popleft()
+            if job.cancelled:
+                self.counts.cancelled += 1
+                continue
+            try:
+                self._begin(job)
+            except Exception as error:
+                self._fail(job, error)
+
+    def _begin(self, job: Job) -> None:
+        self._llm.check_ids(job.prompt_ids)
+        slot = self._slot_for(job.prompt_ids)
+        options = job.options
+        seed = draw_seed() if options.sampler.seed is None else options.sampler.seed
+        sampler = _Sampler(options.sampler, seed, self._llm.spec.vocab_size)
+        sampler.keep(job.logprobs)
+        running = self._llm.start(slot.session, job.prompt_ids, options, self._drafts, job.grammar, sampler, seed)
+        active = _Active(job, slot, running, sampler, AnswerText(self._llm.tokenizer, options.stop))
+        active.seed = seed
+        self._clock += 1
+        slot.active, slot.used = active, self._clock
+
+    def _slot_for(self, prompt_ids: Sequence[int]) -> _Slot:
+        """A free slot that holds the longest beginning of the prompt; a long other conversation is copied from."""
+        best = max(self._slots, key=lambda slot: slot.session.common_length(prompt_ids))
+        common = best.session.common_length(prompt_ids)
+        if best.active is None and 2 * common >= len(best.session.token_ids):
+            return best
+        free = min((slot for slot in self._slots if slot.active is None), key=lambda slot: slot.used)
+        if free is not best and common > free.session.common_length(prompt_ids):
+            free.session.token_ids = best.session.token_ids[:common]
+            free.session.cache.copy_prefix(best.session.cache, common)
+        return free
+
+    def _step(self) -> None:
+        """One chunk of a prompt, then one forward for everybody who has read theirs."""
+        active = [slot.active for slot in self._slots if slot.active is not None]
+        for each in active:
+            if each.job.cancelled:
+                self._release(each)
+                self.counts.cancelled += 1
+        active = [each for each in active if not each.job.cancelled]
+        reading = min((a for a in active if a.prefill is not None), key=lambda a: a.slot.used, default=None)
+        if reading is not None:
+            self._read(reading)
+        together = [each for each in active if each.prefill is None and each.slot.active is each]
+        if not together:
+            return
+        loaded = self._llm.load(self.context)
+        try:
+            step_together(loaded.model, loaded.engine, [each.running for each in together])
+        except Exception as error:
+            for each in together:
+                self._release(each)
+                self._fail(each.job, error)
+            return
+        self.counts.steps += 1
+        self.counts.step_rows += len(together)
+        for each in together:
+            self._deliver(each)
+
+    def _read(self, active: _Active) -> None:
+        assert active.prefill is not None
+        try:
+            next(active.prefill)
+        except StopIteration:
+            active.prefill = None
+            self._deliver(active)
+        except Exception as error:
+            self._release(active)
+            self._fail(active.job, error)
+
+    def _deliver(self, active: _Active) -> None:
+        running, answer = active.running, active.answer
+        if running.error is not None:
+            self._release(active)
+            self._fail(active.job, running.error)
+            return
+        text = []
+        for token_id in running.take():
+            text.append(answer.push(token_id))
+            if answer.stopped:
+                break
+        ended = running.ended or answer.stopped
+        if ended:
+            text.append(answer.flush())
+        piece = "".join(text)
+        logprobs = self._logprobs(active, ended)
+        if piece or logprobs:
+            active.job.deliver(Piece(piece, logprobs))
+        if ended:
+            self._release(active)
+            self._finish(active)
+
+    def _logprobs(self, active: _Active, ended: bool) -> tuple[TokenLogprob, ...]:
+        """Of the ids that belong to the answer: end ids, and ids in or behind a stop string, are left out.
+
+        While a stop string may still take ids back they are kept until the end.
+        """
+        if active.job.logprobs is None or (active.job.options.stop and not ended):
+            return ()
+        begin, active.told = active.told, len(active.answer.token_ids)
+        return tuple(active.sampler.kept[begin : active.told])
+
+    def _finish(self, active: _Active) -> None:
+        stats, answer = active.running.stats, active.answer
+        seconds = time.perf_counter() - active.job.submitted
+        self._recent_s += 0.2 * (seconds - self._recent_s)
+        counts = self.counts
+        counts.finished += 1
+        counts.prompt_tokens += stats.prompt_tokens
+        counts.cached_tokens += active.cached_tokens
+        counts.generated_tokens += len(answer.token_ids)
+        active.job.deliver(
+            Done(
+                finish_reason="stop" if answer.stopped else stats.finish_reason,
+                token_ids=tuple(answer.token_ids),
+                prompt_tokens=stats.prompt_tokens,
+                cached_tokens=active.cached_tokens,
+                seed=active.seed,
+                forwards=stats.forwards,
+                drafts={
+                    name: {"proposed": c.proposed, "judged": c.judged, "accepted": c.accepted}
+                    for name, c in active.running.drafter.counters.items()  # type: ignore[attr-defined]
+                },
+                ttft_s=stats.ttft_s,
+                seconds=seconds,
+            )
+        )
+
+    def _release(self, active: _Active) -> None:
+        """Free the slot; its session ends behind the last row its cache holds, or the newest id."""
+        session = active.slot.session
+        if active.prefill is not None:
+            active.prefill = None
+            session.rewind(session.cache.length)
+        active.slot.active = None
+
+    def _fail(self, job: Job, error: Exception) -> None:
+        self.counts.failed += 1
+        job.deliver(Failed(error))
+
+
+def is_ours(error: Exception) -> bool:
+    """Whether the message was written for the user."""
+    return isinstance(error, ColiError)
+
+
+def _logprob(logits: NDArray[np.float32], token_id: int, count: int) -> TokenLogprob:
+    """Log probabilities under softmax(logits (V,)), in float64: for reading, nothing is sampled from them."""
+    row = logits.astype(np.float64)
+    row -= row.max()
+    row -= math.log(float(np.exp(row).sum()))
+    order = np.lexsort((np.arange(len(row)), -row))[:count] if count else ()
+    return TokenLogprob(token_id, float(row[token_id]), tuple((int(i), float(row[i])) for i in order))

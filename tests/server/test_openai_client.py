@@ -1,0 +1,211 @@
+"""The official client against a real server."""
+
+import json
+from concurrent.futures import ThreadPoolExecutor
+
+import openai
+import pytest
+
+ORDER = [{"role": "user", "content": "List as NDJSON. Orders: 3 lamps for Ana at 20 each. 2 cups for Bo at 7 each."}]
+
+
+def ask(server, at: int = 0, **more):
+    arguments = {"model": "demo", "messages": ORDER, "temperature": 0, "max_tokens": 24, **more}
+    return server.client.chat.completions.create(**arguments)
+
+
+def text_of(stream) -> str:
+    return "".join(chunk.choices[0].delta.content or "" for chunk in stream if chunk.choices)
+
+
+def test_models_are_listed_and_found(server):
+    assert [model.id for model in server.client.models.list()] == ["demo"]
+    assert server.client.models.retrieve("demo").owned_by == "coli"
+    with pytest.raises(openai.NotFoundError):
+        server.client.models.retrieve("other")
+
+
+def test_a_stream_says_the_same_as_the_whole_answer_and_ends_with_usage(server):
+    whole = ask(server)
+    chunks = list(ask(server, stream=True, stream_options={"include_usage": True}))
+    assert text_of(chunks) == whole.choices[0].message.content
+    assert chunks[-2].choices[0].finish_reason == whole.choices[0].finish_reason == "length"
+    assert chunks[-1].usage.completion_tokens == whole.usage.completion_tokens == 24
+    assert whole.usage.total_tokens == whole.usage.prompt_tokens + 24
+
+
+def test_same_request_alone_repeated_and_among_eight_others_gives_the_same_bytes(server):
+    wanted = {"temperature": 0.9, "seed": 11, "max_tokens": 32}
+    alone = ask(server, **wanted).choices[0].message.content
+    assert ask(server, **wanted).choices[0].message.content == alone
+
+    def other(at: int) -> str:
+        messages = [{"role": "user", "content": f"{at} other words " * (1 + 3 * at)}]
+        return ask(server, messages=messages, temperature=0.3 * (at % 3), seed=at, max_tokens=20 + at)
+
+    with ThreadPoolExecutor(12) as pool:
+        others = [pool.submit(other, at) for at in range(8)]
+        same = [pool.submit(ask, server, **wanted) for _ in range(3)]
+        assert [each.result().choices[0].message.content for each in same] == [alone] * 3
+        assert all(each.result().usage.completion_tokens for each in others)
+    assert server.worker.counts.step_rows > server.worker.counts.steps
+
+
+def test_seeds_decide_samples(server):
+    texts = {ask(server, temperature=1.5, seed=seed).choices[0].message.content for seed in (1, 2, 1, 2)}
+    assert len(texts) == 2
+
+
+def test_stop_texts_end_the_answer_before_them_and_logprobs_end_with_it(server):
+    whole = ask(server).choices[0].message.content
+    stop = whole[10:14]
+    answer = ask(server, stop=[stop], logprobs=True, top_logprobs=2).choices[0]
+    assert (answer.message.content, answer.finish_reason) == (whole[: whole.index(stop)], "stop")
+    assert "".join(token.token for token in answer.logprobs.content).startswith(answer.message.content)
+    streamed = list(ask(server, stop=[stop], logprobs=True, stream=True))
+    told = [token for c in streamed if c.choices and c.choices[0].logprobs for token in c.choices[0].logprobs.content]
+    assert [token.logprob for token in told] == [token.logprob for token in answer.logprobs.content]
+
+
+def test_greedy_answers_take_the_likeliest_token(server):
+    answer = ask(server, logprobs=True, top_logprobs=3)
+    for token in answer.choices[0].logprobs.content:
+        assert token.logprob == token.top_logprobs[0].logprob >= token.top_logprobs[1].logprob
+        assert token.logprob <= 0
+    assert len(answer.choices[0].logprobs.content) == answer.usage.completion_tokens
+
+
+def test_completions_take_text_or_ids(server):
+    create = server.client.completions.create
+    by_text = create(model="demo", prompt="hello", temperature=0, max_tokens=8, logprobs=1)
+    tokens = server.client.post("/../tokenize", body={"content": "hello"}, cast_to=object)["tokens"]
+    by_ids = create(model="demo", prompt=tokens, temperature=0, max_tokens=8)
+    assert by_text.choices[0].text == by_ids.choices[0].text
+    assert len(by_text.choices[0].logprobs.tokens) == by_text.usage.completion_tokens
+    streamed = create(model="demo", prompt="hello", temperature=0, max_tokens=8, stream=True)
+    assert "".join(chunk.choices[0].text for chunk in streamed) == by_text.choices[0].text
+
+
+SCHEMA = {
+    "type": "object",
+    "properties": {"customer": {"type": "string"}, "item": {"type": "string"}},
+    "required": ["customer", "item"],
+    "additionalProperties": False,
+}
+
+
+@pytest.mark.parametrize(
+    "more",
+    [
+        {"response_format": {"type": "json_schema", "json_schema": {"name": "order", "schema": SCHEMA}}},
+        {"response_format": {"type": "json_object"}},
+        {"extra_body": {"grammar": 'root ::= "{\\"customer\\":\\"" [^"]+ "\\",\\"item\\":\\"" [^"]+ "\\"" .*'}},
+    ],
+    ids=["schema", "object", "gbnf"],
+)
+def test_grammars_draft_and_change_no_byte(server, more):
+    plain, drafted = ask(server), ask(server, **more)
+    assert drafted.choices[0].message.content == plain.choices[0].message.content
+    counts = drafted.coli["drafts"]["grammar"]
+    assert counts["proposed"] >= counts["accepted"]
+    if "json_object" not in json.dumps(more):
+        assert counts["accepted"] > 0
+        assert drafted.coli["forwards"] < plain.coli["forwards"]
+
+
+@pytest.mark.parametrize(
+    ("more", "field"),
+    [
+        ({"response_format": {"type": "json_schema", "json_schema": {"name": "x", "schema": {}, "strict": True}}},
+         "response_format.json_schema.strict"),
+        ({"extra_body": {"temprature": 1}}, "temprature"),
+        ({"temperature": "hot"}, "temperature"),
+        ({"temperature": -1}, "temperature"),
+        ({"max_tokens": 0}, "max_tokens"),
+        ({"n": 2}, "n"),
+        ({"messages": []}, "messages"),
+        ({"messages": [{"role": "wizard", "content": "x"}]}, "messages.0.role"),
+        ({"messages": [{"role": "user", "content": 5}]}, "messages.0.content.str"),
+        ({"stop": [""]}, "stop"),
+        ({"logit_bias": {"5": 1}}, "logit_bias"),
+        ({"extra_body": {"grammar": "root ::= ("}}, "grammar"),
+        ({"top_logprobs": 2}, "top_logprobs"),
+        ({"messages": [{"role": "user", "content": "long " * 600}]}, "messages"),
+        ({"tools": [{"type": "function", "function": {"name": "f"}}]}, "tools"),
+    ],
+)  # fmt: skip
+def test_a_bad_field_is_a_400_that_names_it(server, more, field):
+    with pytest.raises(openai.BadRequestError) as refused:
+        ask(server, **more)
+    assert refused.value.param == field
+    assert refused.value.body["message"]
+
+
+def test_the_second_turn_starts_from_the_first(server):
+    messages = [{"role": "user", "content": "alpha beta gamma " * 20}]
+    first = ask(server, messages=messages, max_tokens=8)
+    messages += [{"role": "assistant", "content": first.choices[0].message.content}, {"role": "user", "content": "go"}]
+    second = ask(server, messages=messages, max_tokens=8)
+    cached = second.usage.prompt_tokens_details.cached_tokens
+    assert cached >= first.usage.prompt_tokens - 1
+    edited = [messages[0], {"role": "assistant", "content": "something else"}, messages[2]]
+    assert ask(server, messages=edited).usage.prompt_tokens_details.cached_tokens >= first.usage.prompt_tokens - 1
+
+
+def test_cold_and_warm_prompts_give_the_same_bytes(start, server):
+    cold = ask(start(slots=1), temperature=1.0, seed=3)
+    for _ in range(2):
+        warm = ask(server, temperature=1.0, seed=3)
+        assert warm.choices[0].message.content == cold.choices[0].message.content
+    assert warm.usage.prompt_tokens_details.cached_tokens == cold.usage.prompt_tokens - 1
+
+
+def test_drafts_of_a_request_are_its_own(start, server):
+    from coli.options import DraftOptions
+
+    drafting = start(drafts=DraftOptions(draft=6, gate="always"))
+    with ThreadPoolExecutor(4) as pool:
+        answers = list(pool.map(lambda seed: ask(drafting, temperature=0.7, seed=seed), range(4)))
+    for seed, answer in enumerate(answers):
+        plain = ask(server, temperature=0.7, seed=seed)
+        assert answer.choices[0].message.content == plain.choices[0].message.content
+    assert sum(answer.coli["drafts"]["ngram"]["proposed"] for answer in answers)
+
+
+TOOLS = [{"type": "function", "function": {"name": "look_up", "parameters": {"type": "object"}}}]
+SHOWS_TOOLS = "{% for t in tools or [] %}{{ t.function.name }}{% endfor %}{{ messages[-1].content }}"
+
+
+def test_tools_reach_the_template_and_calls_are_parsed_back(start, templated, monkeypatch):
+    from coli.server import app
+    from coli.server.tool_calls import parse_calls
+
+    server = start(model=templated(SHOWS_TOOLS))
+    plain = ask(server, max_tokens=4)
+    shown = ask(server, max_tokens=4, tools=TOOLS)
+    assert shown.usage.prompt_tokens > plain.usage.prompt_tokens
+    said = 'fine <tool_call>{"name": "look_up", "arguments": {"q": 1}}</tool_call>'
+    monkeypatch.setattr(app, "parse_calls", lambda text, names: parse_calls(said, names))
+    answer = ask(server, max_tokens=4, tools=TOOLS).choices[0]
+    assert answer.finish_reason == "tool_calls"
+    assert (answer.message.content, answer.message.tool_calls[0].function.name) == ("fine", "look_up")
+    assert json.loads(answer.message.tool_calls[0].function.arguments) == {"q": 1}
+    history = [*ORDER, answer.message.model_dump(exclude_none=True),
+               {"role": "tool", "tool_call_id": answer.message.tool_calls[0].id, "content": "4"}]  # fmt: skip
+    assert ask(server, messages=history, max_tokens=2).choices
+    chunks = list(ask(server, max_tokens=4, tools=TOOLS, stream=True))
+    assert chunks[-1].choices[0].finish_reason == "tool_calls"
+    assert any(chunk.choices[0].delta.tool_calls for chunk in chunks)
+
+
+def test_a_template_that_refuses_is_a_400_with_its_reason(start, templated):
+    server = start(model=templated("{{ raise_exception('no system role here') }}"))
+    with pytest.raises(openai.BadRequestError, match="no system role here"):
+        ask(server)
+
+
+def test_a_model_without_a_template_completes_the_text(start, templated):
+    server = start(model=templated(None))
+    chat = ask(server, messages=[{"role": "user", "content": "hello"}]).choices[0].message.content
+    plain = server.client.completions.create(model="demo", prompt="hello", temperature=0, max_tokens=24)
+    assert chat == plain.choices[0].text
