@@ -1,0 +1,150 @@
+"""Clients that leave, dawdle, lie or come in crowds: the right status, and no slot stays taken."""
+
+import http.client
+import json
+import os
+import random
+import signal
+import socket
+import subprocess
+import sys
+import threading
+from concurrent.futures import ThreadPoolExecutor
+
+import httpx
+import pytest
+
+LONG = {"messages": [{"role": "user", "content": "hello"}], "max_tokens": 400, "ignore_eos": True, "temperature": 0}
+
+
+def settled(server) -> bool:
+    """Wait until no slot is in use; False after a while."""
+    ticks = threading.Event()
+    for _ in range(600):
+        if server.worker.free_slots == server.worker.num_slots and not server.worker.waiting:
+            return True
+        ticks.wait(0.02)
+    return False
+
+
+@pytest.fixture(scope="module")
+def small(start):
+    return start(slots=1, queue=1, body_bytes=20_000, body_seconds=0.5, api_key="secret")
+
+
+HEADERS = {"Authorization": "Bearer secret"}
+
+
+def test_a_client_that_leaves_a_stream_or_an_answer_ends_it(server):
+    cancelled = server.worker.counts.cancelled
+    with httpx.stream("POST", f"{server.url}/v1/chat/completions", json={**LONG, "stream": True}, timeout=60) as answer:
+        next(answer.iter_lines())
+    with pytest.raises(httpx.ReadTimeout):
+        httpx.post(f"{server.url}/v1/chat/completions", json=LONG, timeout=0.05)
+    assert settled(server)
+    assert server.worker.counts.cancelled == cancelled + 2
+
+
+def test_beyond_the_queue_is_429_with_retry_after_and_the_others_are_answered(small):
+    def ask(_: int) -> httpx.Response:
+        body = {**LONG, "max_tokens": 60}
+        return httpx.post(f"{small.url}/v1/chat/completions", json=body, headers=HEADERS, timeout=60)
+
+    with ThreadPoolExecutor(8) as pool:
+        answers = list(pool.map(ask, range(8)))
+    statuses = [answer.status_code for answer in answers]
+    assert set(statuses) == {200, 429}
+    assert statuses.count(200) >= 2
+    refused = next(answer for answer in answers if answer.status_code == 429)
+    assert int(refused.headers["retry-after"]) >= 1
+    assert refused.json()["error"]["code"] == "queue_full"
+    assert settled(small)
+
+
+@pytest.mark.parametrize(
+    ("body", "status"),
+    [(b"{" + b" " * 30_000, 413), (b"not json", 400), (b"[]", 400), (b"\xff\xfe", 400), (b"", 400)],
+    ids=["huge", "no json", "list", "no utf-8", "empty"],
+)
+def test_bad_bodies_get_their_status(small, body, status):
+    answer = httpx.post(f"{small.url}/v1/chat/completions", content=body, headers=HEADERS)
+    assert (answer.status_code, set(answer.json()["error"])) == (status, {"message", "type", "param", "code"})
+
+
+def test_a_huge_body_without_a_length_is_cut_off(small):
+    def parts():
+        for _ in range(5):
+            yield b" " * 10_000
+
+    assert httpx.post(f"{small.url}/tokenize", content=parts(), headers=HEADERS).status_code == 413
+
+
+def test_a_half_sent_body_times_out(small):
+    with socket.create_connection(("127.0.0.1", small.port)) as connection:
+        connection.sendall(
+            b"POST /tokenize HTTP/1.1\r\nHost: localhost\r\nAuthorization: Bearer secret\r\n"
+            b"Content-Length: 100\r\n\r\n{"
+        )
+        assert connection.recv(1000).startswith(b"HTTP/1.1 408")
+
+
+def test_key_and_host_are_checked_but_health_needs_no_key(small):
+    assert httpx.get(f"{small.url}/v1/models").status_code == 401
+    assert httpx.get(f"{small.url}/v1/models", headers={"Authorization": "Bearer wrong"}).status_code == 401
+    assert httpx.get(f"{small.url}/v1/models", headers=HEADERS).status_code == 200
+    assert httpx.get(f"{small.url}/health").status_code == 200
+    assert httpx.get(f"{small.url}/health", headers={"Host": "evil.example"}).status_code == 403
+    assert httpx.get(f"{small.url}/health", headers={"Host": "localhost:80"}).status_code == 200
+
+
+def test_unknown_paths_and_methods_are_json_errors(server):
+    assert httpx.get(f"{server.url}/nowhere").json()["error"]["message"].endswith("no such endpoint")
+    assert httpx.get(f"{server.url}/generate").status_code == 405
+
+
+def test_a_slow_reader_holds_nobody_up(server):
+    connection = http.client.HTTPConnection("127.0.0.1", server.port)
+    connection.request("POST", "/v1/chat/completions", json.dumps({**LONG, "stream": True}))
+    response = connection.getresponse()
+    quick = httpx.post(f"{server.url}/v1/chat/completions", json={**LONG, "max_tokens": 5}, timeout=60)
+    assert quick.status_code == 200
+    assert settled(server)  # the engine is done though nobody has read
+    assert response.read().endswith(b"data: [DONE]\n\n")
+    connection.close()
+
+
+def test_a_storm_with_random_cancels_leaves_no_slot_taken(server):
+    rng = random.Random(5)
+    fates = [(at, rng.random()) for at in range(60)]
+
+    def one(fate: tuple[int, float]) -> None:
+        at, luck = fate
+        body = {**LONG, "max_tokens": 1 + at % 20, "stream": at % 2 == 0, "seed": at, "temperature": 1.0}
+        timeout = 0.02 if luck < 0.3 else 60
+        try:
+            httpx.post(f"{server.url}/v1/chat/completions", json=body, timeout=timeout)
+        except httpx.TimeoutException:
+            assert luck < 0.3
+
+    with ThreadPoolExecutor(12) as pool:
+        list(pool.map(one, fates))
+    assert settled(server)
+    assert httpx.post(f"{server.url}/v1/chat/completions", json={**LONG, "max_tokens": 3}).status_code == 200
+
+
+def test_sigterm_lets_a_stream_finish_and_then_leaves():
+    command = [sys.executable, "-m", "coli", "serve", "--port", "0", "--ctx", "512"]
+    environment = {**os.environ, "USAGE_SAVE": "0"}
+    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env=environment) as process:
+        assert process.stderr is not None
+        url = next(line for line in process.stderr if "serving" in line).split()[-1]
+        body = {**LONG, "max_tokens": 300, "stream": True}
+        with httpx.stream("POST", f"{url}/v1/chat/completions", json=body, timeout=60) as answer:
+            lines = answer.iter_lines()
+            next(lines)
+            process.send_signal(signal.SIGTERM)
+            rest = [line for line in lines if line]
+        assert rest[-1] == "data: [DONE]"
+        assert json.loads(rest[-2].removeprefix("data: "))["choices"][0]["finish_reason"] == "length"
+        assert process.wait(30) == 143
+        assert process.stderr.read() == ""
