@@ -1,6 +1,7 @@
 """Every curl line of docs/server.md, and the example client, against a real server."""
 
 import json
+import os
 import shlex
 import subprocess
 import sys
@@ -32,7 +33,8 @@ def test_curl_line(server, line):
 
 def test_example_client_prints_the_answer(server):
     command = [sys.executable, ROOT / "scripts" / "example_client.py", "--url", server.url, "--max-tokens", "9"]
-    done = subprocess.run([*command, "--temperature", "0"], capture_output=True, text=True, cwd=ROOT)
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    done = subprocess.run([*command, "--temperature", "0"], capture_output=True, text=True, env=environment)
     assert (done.returncode, bool(done.stdout.strip())) == (0, True)
     assert "Model: demo" in done.stderr
     assert "9 tokens, acceptance rate" in done.stderr
