@@ -24,6 +24,7 @@ import numba
 import numpy as np
 from llvmlite import binding, ir
 from numba import types
+from numba.core.codegen import JITCPUCodegen
 from numba.core.registry import cpu_target
 from numba.extending import intrinsic
 
@@ -119,6 +120,8 @@ def _choose_simd(simd: str) -> None:
         numba.config.CPU_NAME, numba.config.CPU_FEATURES = "generic", ""
     elif simd == "avx2" and host & {"avx512f", "avxvnni"}:
         numba.config.CPU_NAME, numba.config.CPU_FEATURES = AVX2_NAME, AVX2_FEATURES
+    # Decorators of modules that were imported before have made numba read the processor's own features already.
+    cpu_target.target_context._internal_codegen = JITCPUCodegen("numba.exec")
 
 
 def _choose_layer() -> str:

@@ -37,6 +37,7 @@ COMMANDS = {
     "pull": ("pull", "Fetch a model and keep it by name."),
     "convert": ("convert", "Turn a model folder into a coli container."),
     "plan": ("plan", "Show what a model needs and how fast it may run here."),
+    "doctor": ("doctor", "Find what is wrong here and say what to do."),
     "info": ("info", "Show what a container holds."),
     "trace": ("trace", "Answer one prompt and keep which experts it used."),
     "replay": ("replay", "Judge cache policies and budgets on a trace."),
