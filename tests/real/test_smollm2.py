@@ -134,7 +134,7 @@ def test_a_replay_takes_the_simulated_forwards(llm: LLM, tmp_path: Path, number:
     corpus = tmp_path / "corpus.txt"
     corpus.write_text(" ".join(map(str, plain.token_ids)))
     for depth in (8, 16, 32, 48):
-        result = answer(llm, prompt, tokens, DraftOptions(corpus=corpus, corpus_k=depth))
+        result = answer(llm, prompt, tokens, DraftOptions(corpus=corpus, corpus_k=depth, gate="seed"))
         slow = SlowCorpus(plain.token_ids, depth)
         prediction = predict(prompt, plain.token_ids, [slow], max_tokens=tokens)
         assert (result.token_ids, result.text) == (plain.token_ids, plain.text)
