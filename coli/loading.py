@@ -11,9 +11,9 @@ from typing import Any
 from coli.builtin import is_builtin
 from coli.engine.engine import Engine
 from coli.errors import OptionError
-from coli.kernels import attention, runtime, tape
+from coli.kernels import attention, latent, runtime, tape
 from coli.model.config import ModelSpec
-from coli.model.kv_cache import KVCache, kv_bytes_per_token
+from coli.model.kv_cache import KVCache, kv_bytes_per_token, new_cache
 from coli.model.loader import load_weights
 from coli.model.transformer import Transformer
 from coli.options import EngineOptions
@@ -62,8 +62,7 @@ class LoadedModel:
 
     def new_cache(self, context: int) -> KVCache:
         """The attention memory of one sequence of up to `context` positions."""
-        spec = self.spec
-        return KVCache(spec.num_hidden_layers, spec.num_key_value_heads, spec.head_dim, context, self.kv_dtype)
+        return new_cache(self.spec, context, self.kv_dtype)
 
     def store_counters(self) -> StoreCounters:
         """What the store has counted since it was opened; prefill included."""
@@ -115,7 +114,7 @@ class LoadedModel:
     def _plan(self, context: int, sessions: int) -> MemoryPlan:
         spec, container = self.spec, self.container
         records = {i: container.expert_layout(i).record_bytes for i in container.moe_layers}
-        per_token = kv_bytes_per_token(spec.num_hidden_layers, spec.num_key_value_heads, spec.head_dim, self.kv_dtype)
+        per_token = kv_bytes_per_token(spec, self.kv_dtype)
         needs = MemoryNeeds(
             dense_bytes=sum(container.array(name).nbytes for name in container.tensor_names()),
             kv_bytes=per_token * context * sessions,
@@ -178,7 +177,11 @@ def working_bytes(spec: ModelSpec, rows: int, context: int, threads: int) -> int
     dense = 4 * max(spec.intermediate_size, spec.shared_expert_intermediate_size)
     routed = A * (4 * spec.moe_intermediate_size + 2 * spec.hidden_size) + spec.num_experts
     floats = rows * (5 * spec.hidden_size + attended + dense + routed) + 64 * spec.vocab_size
-    return 4 * floats + attention.working_bytes(rows, N, K, D, context, threads)
+    if spec.latent is None:
+        return 4 * floats + attention.working_bytes(rows, N, K, D, context, threads)
+    part, rank = spec.latent, latent.padded(spec.latent.kv_lora_rank)
+    floats += rows * (N * (2 * rank + part.qk_rope_head_dim + part.qk_nope_head_dim + 2 * part.v_head_dim) + rank)
+    return 4 * floats + latent.working_bytes(N, rank, part.qk_rope_head_dim, context, threads)
 
 
 def prepare_kernels(notice: Notice) -> None:

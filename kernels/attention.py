@@ -108,7 +108,7 @@ COPY_SLOTS = Stage(_copy_slots)
 
 # ------------------------------------------------------------------ attention
 @device
-def _softmax_row(scores, base, first, stop, scale):
+def softmax_row(scores, base, first, stop, scale):
     """Scores of positions first .. stop-1 (score of position t at scores + 4*(t - base), base a multiple of 16) become
     exp(score*scale - max); returns 1 / sum. The other lanes of the end blocks become 0."""
     low = np.float32(-np.inf)
@@ -232,7 +232,7 @@ def _unit(args, first_row, rows, first_head, group, scratch):
     for r in range(rows):
         first, prefix, stop, solid, path = unpack5(table + 40 * r, 0)
         for i in range(r * group, r * group + group):
-            inv = _softmax_row(scores + i * score_row, base, first, stop, scale)
+            inv = softmax_row(scores + i * score_row, base, first, stop, scale)
             store_f32(q_copy + i * q_row, inv)  # the copy of q has served
         if first < shared:
             add_values(add, outer, scores + r * group * score_row + 4 * (first - base), score_row, group,

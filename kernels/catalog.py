@@ -4,6 +4,7 @@ from coli.kernels.activations import PACK_QUANTIZED, PACK_ROWS, QUANTIZE_ROWS
 from coli.kernels.attention import ADD_VALUES, ATTENTION, COPY_SLOTS, KV_APPEND, UNIT
 from coli.kernels.elementwise import COUNT_BAD, FUNCTIONS, POINTWISE, RMS_NORM, SWIGLU
 from coli.kernels.experts import PLAN_EXPERTS
+from coli.kernels.latent import APPEND_ROWS, JOIN_HEADS, LATENT_ATTENTION, SPLIT_QUERY
 from coli.kernels.match import DRAFT, SEARCH
 from coli.kernels.matmul import RUN_JOBS
 from coli.kernels.microkernel import TILE
@@ -19,4 +20,4 @@ RUN = (
     RMS_NORM, POINTWISE, SWIGLU, COUNT_BAD, FUNCTIONS, ROPE_TABLE, APPLY_ROPE, ROUTE, COMBINE, ACCUMULATE, EMBED_ROWS,
     PLAN_EXPERTS, ARGMAX, CANDIDATES,
 )  # fmt: skip
-ALL = (*RUN, QUANTIZE, PACK, GUMBEL, SEARCH, DRAFT)
+ALL = (*RUN, APPEND_ROWS, SPLIT_QUERY, LATENT_ATTENTION, JOIN_HEADS, QUANTIZE, PACK, GUMBEL, SEARCH, DRAFT)

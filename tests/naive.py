@@ -232,3 +232,16 @@ def select(logits, top_k, top_p, min_p):
         kept.append(token)
         mass += p[i]
     return kept
+
+
+def latent_attention(query, rows, rank, scale):
+    """query (width,), rows (T, width) in position order -> the mixture of the rows' first `rank` numbers."""
+    scores = np.zeros(len(rows), f32)
+    for d in range(len(query)):
+        scores = fma(rows[:, d], query[d], scores)
+    scores = scores * f32(scale)
+    p = exp32(scores - scores.max())
+    out = np.zeros(rank, f32)
+    for t in range(len(rows)):
+        out = fma(p[t], rows[t, :rank], out)
+    return out * (f32(1) / lane_sum(p))

@@ -14,14 +14,13 @@ from coli.cli.model_path import model_path
 from coli.cli.report_lines import size
 from coli.cli.streams import Streams, one_line
 from coli.errors import OptionError, TokenizerError
+from coli.model.kv_cache import kv_bytes_per_token
 from coli.model.tensors import container_spec
 from coli.options import resolve
 from coli.store.container import Container
 from coli.store.layout import MatrixShape
 from coli.text.chat import ChatTemplate
 from coli.text.tokenizer import Tokenizer
-
-KV_BYTES = {"f16": 2, "f32": 4}
 
 
 @click.command("info")
@@ -58,7 +57,6 @@ def describe(container: Container) -> dict[str, Any]:
     """
     spec = container_spec(container)
     layouts = [container.expert_layout(layer_idx) for layer_idx in container.moe_layers]
-    kv_values = 2 * spec.num_hidden_layers * spec.num_key_value_heads * spec.head_dim
     kinds = Counter(shape.kind.label for shape in container.manifest.tensors.values() if isinstance(shape, MatrixShape))
     return {
         "path": str(container.path),
@@ -81,7 +79,7 @@ def describe(container: Container) -> dict[str, Any]:
         "expert_bytes": sum(layout.num_experts * layout.record_bytes for layout in layouts),
         "record_bytes": max((layout.record_bytes for layout in layouts), default=0),
         "bytes_per_token_cycle": sum(spec.num_experts_per_tok * layout.record_bytes for layout in layouts),
-        "kv_bytes_per_token": {name: kv_values * width for name, width in KV_BYTES.items()},
+        "kv_bytes_per_token": {name: kv_bytes_per_token(spec, name) for name in ("f16", "f32")},
         "tokenizer": _tokenizer(container.path),
     }
 

@@ -68,7 +68,7 @@ def describe(sizes: ModelSizes, settings: Resolved) -> dict[str, Any]:
     spec = sizes.spec
     context = settings["ctx"] or min(CONTEXT, spec.max_position_embeddings)
     kv = "f16" if settings["kv"] == "auto" else settings["kv"]
-    per_token = kv_bytes_per_token(spec.num_hidden_layers, spec.num_key_value_heads, spec.head_dim, kv)
+    per_token = kv_bytes_per_token(spec, kv)
     threads = settings["threads"] or usable_cores()
     needs = MemoryNeeds(
         sizes.dense_bytes, per_token * context, working_bytes(spec, min(PREFILL_CHUNK, context), context, threads)

@@ -9,6 +9,7 @@ import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
+from coli.convert.latent import with_head_matrices
 from coli.convert.source import Rows, Source, SourceTensor
 from coli.errors import CheckpointError
 from coli.model.config import ModelSpec
@@ -36,6 +37,8 @@ class Matched:
 def match(source: Source, spec: ModelSpec) -> Matched:
     """Find every tensor of `spec` in `source`; CheckpointError if one is missing, left over or of another shape."""
     tensors = _canonical(source.tensors)
+    if spec.latent is not None:
+        tensors = with_head_matrices(tensors, spec, spec.latent)
     predicts = bool(source.config.get("num_nextn_predict_layers"))
     extra = f"model.layers.{spec.num_hidden_layers}."  # the layer that predicts the token after next
     unused = {name for name in tensors if not _BUFFERS.search(name) and not (predicts and name.startswith(extra))}

@@ -11,9 +11,9 @@ from numpy.typing import NDArray
 from coli.kernels import attention as kernel
 from coli.kernels import elementwise, rope
 from coli.kernels.tape import PHASES
-from coli.model.config import ModelSpec
+from coli.model.config import LayerSpec, ModelSpec
 from coli.model.layers import Machine, Projection, Rows
-from coli.model.loader import LayerWeights
+from coli.model.loader import AttentionWeights
 from coli.model.program import Program
 
 Rotation = tuple[NDArray[np.float32], NDArray[np.float32]]  # cos and sin, each (S, rotary_dim/2)
@@ -57,10 +57,10 @@ def row_paths(start: int, count: int, parents: NDArray[np.int64] | None) -> Path
 class Attention:
     """q, k, v -> norms -> rope -> cache -> attention -> o."""
 
-    def __init__(self, spec: ModelSpec, weights: LayerWeights) -> None:
+    def __init__(self, spec: ModelSpec, layer: LayerSpec, weights: AttentionWeights) -> None:
         self._spec = spec
-        self._layer_idx = weights.spec.layer_idx
-        self._window = weights.spec.sliding_window or 0
+        self._layer_idx = layer.layer_idx
+        self._window = layer.sliding_window or 0
         self._qkv = Projection("qkv", (weights.q_proj, weights.k_proj, weights.v_proj))
         self._o = Projection("o", (weights.o_proj,))
         self._q_norm, self._k_norm = weights.q_norm, weights.k_norm

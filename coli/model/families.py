@@ -17,6 +17,7 @@ from coli.model.config import (
     MAX_LAYERS,
     ConfigReader,
     GroupScore,
+    IndexerSpec,
     LatentSpec,
     LayerSpec,
     ModelSpec,
@@ -150,7 +151,28 @@ def _glm4_moe(reader: ConfigReader) -> ModelSpec:
     )
 
 
+def _deepseek_v2(reader: ConfigReader) -> ModelSpec:
+    """As its transformers class: norm_topk_prob is ignored and the routed scale always applies."""
+    _only(reader, "scoring_func", "softmax")
+    grouped = _only(reader, "topk_method", "greedy", "group_limited_greedy") != "greedy"
+    n_group, topk_group = _groups(reader) if grouped else (1, 1)
+    experts = _routed_experts(
+        reader,
+        norm_topk_prob=False,
+        n_group=n_group,
+        topk_group=topk_group,
+        group_score="max" if grouped else "none",
+    )
+    return _latent_spec(reader, experts)
+
+
+def _deepseek_v3(reader: ConfigReader) -> ModelSpec:
+    return _latent_spec(reader, _sigmoid_experts(reader))
+
+
 FAMILIES: dict[str, Callable[[ConfigReader], ModelSpec]] = {
+    "deepseek_v2": _deepseek_v2,
+    "deepseek_v3": _deepseek_v3,
     "glm4_moe": _glm4_moe,
     "llama": _llama,
     "mixtral": _mixtral,
@@ -250,6 +272,38 @@ def _spec(
         latent=latent,
         assumed=tuple(assumed),
     )
+
+
+def _latent_spec(reader: ConfigReader, experts: _Experts, indexer: IndexerSpec | None = None) -> ModelSpec:
+    """DeepSeek's attention; a published head_dim means other things and is not read."""
+    latent = LatentSpec(
+        q_lora_rank=reader.integer("q_lora_rank", default=0, minimum=0) or None,
+        kv_lora_rank=reader.integer("kv_lora_rank"),
+        qk_nope_head_dim=reader.integer("qk_nope_head_dim"),
+        qk_rope_head_dim=reader.integer("qk_rope_head_dim"),
+        v_head_dim=reader.integer("v_head_dim"),
+        indexer=indexer,
+    )
+    if latent.qk_rope_head_dim % 2:
+        raise reader.wrong("qk_rope_head_dim", "an even number", latent.qk_rope_head_dim)
+    attention_bias = reader.flag("attention_bias", False)
+    spec = _spec(
+        reader,
+        default_theta=10000.0,
+        qkv_bias=attention_bias,
+        o_bias=attention_bias,
+        windows=(None,) * _num_layers(reader),
+        experts=experts,
+        sparse=_first_dense(reader),
+        latent=latent,
+        interleaved=reader.flag("rope_interleave", True),
+    )
+    if spec.rope.kind == "default":
+        return spec
+    name = "rope_parameters" if reader.table("rope_parameters") else "rope_scaling"
+    table = ConfigReader(reader.table(name) or {}, reader.path, name)
+    mscale = _yarn_scale(spec.rope.factor, table.number("mscale_all_dim", default=0.0, above=-1.0))
+    return replace(spec, attention_scale=spec.attention_scale * mscale * mscale)
 
 
 def _num_layers(reader: ConfigReader) -> int:

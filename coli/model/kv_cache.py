@@ -12,6 +12,8 @@ from numpy.typing import NDArray
 
 from coli.errors import ContextLengthError
 from coli.kernels.attention import copy_slots
+from coli.kernels.latent import padded
+from coli.model.config import LatentSpec, ModelSpec
 
 SLOT_BLOCK = 16
 
@@ -38,6 +40,14 @@ class KVCache:
     @property
     def nbytes(self) -> int:
         return self.keys.nbytes + self.values.nbytes
+
+    def addresses(self) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """Where the keys and the values of each layer lie, each (L,)."""
+        layers = np.arange(len(self.values), dtype=np.int64)
+        return (
+            self.key_address(0) + layers * self.keys.strides[0],
+            self.value_address(0) + layers * self.values.strides[0],
+        )
 
     def key_address(self, layer_idx: int) -> int:
         return int(self.keys.ctypes.data + layer_idx * self.keys.strides[0])
@@ -89,6 +99,62 @@ class KVCache:
         self.length = start + len(rows)
 
 
-def kv_bytes_per_token(num_layers: int, num_key_value_heads: int, head_dim: int, dtype: str) -> int:
-    """Bytes one position takes in all layers."""
-    return 2 * num_layers * num_key_value_heads * head_dim * (2 if dtype == "f16" else 4)
+class LatentCache(KVCache):
+    """What latent attention keeps of up to `capacity` positions: values (L, capacity, width), one compressed row each.
+
+    keys (F, capacity, index width): the keys of the layers in `index_layers`, whose indexer chooses positions.
+    """
+
+    def __init__(self, spec: ModelSpec, capacity: int, dtype: str) -> None:
+        assert spec.latent is not None
+        self.capacity = -(-capacity // SLOT_BLOCK) * SLOT_BLOCK
+        self.is_f16 = dtype == "f16"
+        element = np.uint16 if self.is_f16 else np.float32
+        self.index_layers = tuple(layer.layer_idx for layer in spec.layers if layer.indexer == "full")
+        indexer = spec.latent.indexer
+        index_width = 0 if indexer is None else padded(indexer.index_head_dim)
+        self.keys = np.zeros((len(self.index_layers), self.capacity, index_width), element)
+        self.values = np.zeros((spec.num_hidden_layers, self.capacity, latent_width(spec.latent)), element)
+        self.length = 0
+
+    def addresses(self) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        keys = np.zeros(len(self.values), np.int64)
+        for i, layer_idx in enumerate(self.index_layers):
+            keys[layer_idx] = self.keys.ctypes.data + i * self.keys.strides[0]
+        layers = np.arange(len(self.values), dtype=np.int64)
+        return keys, self.values.ctypes.data + layers * self.values.strides[0]
+
+    def copy_prefix(self, other: KVCache, length: int) -> None:
+        assert (other.capacity, other.is_f16) == (self.capacity, self.is_f16)
+        assert length <= other.length
+        self.keys[:, :length], self.values[:, :length] = other.keys[:, :length], other.values[:, :length]
+        self.length = length
+
+    def keep_path(self, start: int, rows: Sequence[int]) -> None:
+        source = start + np.array(rows, np.int64)
+        for array in (self.keys, self.values):
+            array[:, start : start + len(rows)] = array[:, source]
+        self.length = start + len(rows)
+
+
+def new_cache(spec: ModelSpec, capacity: int, dtype: str) -> KVCache:
+    """The cache of one sequence of this model; dtype f16 or f32."""
+    if spec.latent is not None:
+        return LatentCache(spec, capacity, dtype)
+    return KVCache(spec.num_hidden_layers, spec.num_key_value_heads, spec.head_dim, capacity, dtype)
+
+
+def latent_width(latent: LatentSpec) -> int:
+    """Numbers of one cached row: the latent and the rotated part, each in whole vectors."""
+    return padded(latent.kv_lora_rank) + padded(latent.qk_rope_head_dim)
+
+
+def kv_bytes_per_token(spec: ModelSpec, dtype: str) -> int:
+    """Bytes one position takes in all layers, the keys of an indexer included."""
+    values = 2 * spec.num_hidden_layers * spec.num_key_value_heads * spec.head_dim
+    if spec.latent is not None:
+        values = spec.num_hidden_layers * latent_width(spec.latent)
+        if spec.latent.indexer is not None:
+            full = sum(layer.indexer == "full" for layer in spec.layers)
+            values += full * padded(spec.latent.indexer.index_head_dim)
+    return values * (2 if dtype == "f16" else 4)

@@ -50,18 +50,39 @@ class MoeWeights:
 
 
 @dataclass(frozen=True, slots=True)
-class LayerWeights:
-    """One layer, attributes as the checkpoint names them."""
+class AttentionWeights:
+    """Grouped-query attention of one layer."""
 
-    spec: LayerSpec
-    input_layernorm: NDArray[np.float32]
-    post_attention_layernorm: NDArray[np.float32]
     q_proj: Linear
     k_proj: Linear
     v_proj: Linear
     o_proj: Linear
     q_norm: NDArray[np.float32] | None
     k_norm: NDArray[np.float32] | None
+
+
+@dataclass(frozen=True, slots=True)
+class LatentWeights:
+    """Latent attention of one layer. k_up and v_up are the halves of kv_b_proj, head by head (tensors.py)."""
+
+    q_proj: Linear  # or q_a_proj, where q_b_proj follows
+    q_a_layernorm: NDArray[np.float32] | None
+    q_b_proj: Linear | None
+    kv_a_proj_with_mqa: Linear
+    kv_a_layernorm: NDArray[np.float32]
+    k_up: Linear
+    v_up: Linear
+    o_proj: Linear
+
+
+@dataclass(frozen=True, slots=True)
+class LayerWeights:
+    """One layer, attributes as the checkpoint names them."""
+
+    spec: LayerSpec
+    input_layernorm: NDArray[np.float32]
+    post_attention_layernorm: NDArray[np.float32]
+    attention: AttentionWeights | LatentWeights
     mlp: MlpWeights | MoeWeights
 
 
@@ -122,7 +143,7 @@ class _Loader:
     def mlp(self, prefix: str) -> MlpWeights:
         return MlpWeights(*(self.linear(f"{prefix}.{name}_proj") for name in ("gate", "up", "down")))
 
-    def layer(self, spec: LayerSpec) -> LayerWeights:
+    def layer(self, spec: LayerSpec, latent: bool) -> LayerWeights:
         prefix = f"model.layers.{spec.layer_idx}"
         attention = f"{prefix}.self_attn"
         mlp: MlpWeights | MoeWeights
@@ -143,13 +164,31 @@ class _Loader:
             spec=spec,
             input_layernorm=self.vector(f"{prefix}.input_layernorm.weight"),
             post_attention_layernorm=self.vector(f"{prefix}.post_attention_layernorm.weight"),
-            q_proj=self.linear(f"{attention}.q_proj"),
-            k_proj=self.linear(f"{attention}.k_proj"),
-            v_proj=self.linear(f"{attention}.v_proj"),
-            o_proj=self.linear(f"{attention}.o_proj"),
-            q_norm=self.optional_vector(f"{attention}.q_norm.weight"),
-            k_norm=self.optional_vector(f"{attention}.k_norm.weight"),
+            attention=self.latent(attention) if latent else self.attention(attention),
             mlp=mlp,
+        )
+
+    def attention(self, prefix: str) -> AttentionWeights:
+        return AttentionWeights(
+            q_proj=self.linear(f"{prefix}.q_proj"),
+            k_proj=self.linear(f"{prefix}.k_proj"),
+            v_proj=self.linear(f"{prefix}.v_proj"),
+            o_proj=self.linear(f"{prefix}.o_proj"),
+            q_norm=self.optional_vector(f"{prefix}.q_norm.weight"),
+            k_norm=self.optional_vector(f"{prefix}.k_norm.weight"),
+        )
+
+    def latent(self, prefix: str) -> LatentWeights:
+        compressed = self._container.has(f"{prefix}.q_a_proj.weight")
+        return LatentWeights(
+            q_proj=self.linear(f"{prefix}.q_a_proj" if compressed else f"{prefix}.q_proj"),
+            q_a_layernorm=self.vector(f"{prefix}.q_a_layernorm.weight") if compressed else None,
+            q_b_proj=self.linear(f"{prefix}.q_b_proj") if compressed else None,
+            kv_a_proj_with_mqa=self.linear(f"{prefix}.kv_a_proj_with_mqa"),
+            kv_a_layernorm=self.vector(f"{prefix}.kv_a_layernorm.weight"),
+            k_up=self.linear(f"{prefix}.k_up"),
+            v_up=self.linear(f"{prefix}.v_up"),
+            o_proj=self.linear(f"{prefix}.o_proj"),
         )
 
 
@@ -157,7 +196,7 @@ def load_weights(container: Container, spec: ModelSpec) -> ModelWeights:
     """Read all dense tensors. The container was checked when it was opened, so nothing is missing here."""
     loader = _Loader(container)
     embed_tokens = loader.linear("model.embed_tokens")
-    layers = tuple(loader.layer(layer) for layer in spec.layers)
+    layers = tuple(loader.layer(layer, spec.latent is not None) for layer in spec.layers)
     return ModelWeights(
         arena=loader.arena.buffer,
         embed_tokens=embed_tokens,

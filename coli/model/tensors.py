@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from coli.errors import CheckpointError
-from coli.model.config import LayerSpec, ModelSpec
+from coli.model.config import LatentSpec, LayerSpec, ModelSpec
 from coli.model.families import spec_from_config
 from coli.store.container import Container
 from coli.store.layout import TILE_ROWS, MatrixShape, RecordPart, round_up
@@ -70,17 +70,11 @@ def _layer_tensors(spec: ModelSpec, layer: LayerSpec) -> Iterator[TensorSpec]:
     prefix = f"model.layers.{layer.layer_idx}"
     attention = f"{prefix}.self_attn"
     hidden = spec.hidden_size
-    query = spec.num_attention_heads * spec.head_dim
-    key = spec.num_key_value_heads * spec.head_dim
     yield TensorSpec(f"{prefix}.input_layernorm.weight", (hidden,), "vector")
-    yield from _linear(f"{attention}.q_proj", query, hidden, spec.qkv_bias)
-    yield from _linear(f"{attention}.k_proj", key, hidden, spec.qkv_bias)
-    yield from _linear(f"{attention}.v_proj", key, hidden, spec.qkv_bias)
-    yield from _linear(f"{attention}.o_proj", hidden, query, spec.o_bias)
-    if spec.qk_norm != "none":
-        per_head = spec.qk_norm == "head"
-        yield TensorSpec(f"{attention}.q_norm.weight", (spec.head_dim if per_head else query,), "vector")
-        yield TensorSpec(f"{attention}.k_norm.weight", (spec.head_dim if per_head else key,), "vector")
+    if spec.latent is not None:
+        yield from _latent(spec, spec.latent, attention)
+    else:
+        yield from _attention(spec, attention)
     yield TensorSpec(f"{prefix}.post_attention_layernorm.weight", (hidden,), "vector")
     if not layer.is_moe:
         yield from _mlp(f"{prefix}.mlp", spec.intermediate_size, hidden, spec.mlp_bias)
@@ -92,6 +86,37 @@ def _layer_tensors(spec: ModelSpec, layer: LayerSpec) -> Iterator[TensorSpec]:
         yield from _mlp(f"{prefix}.mlp.shared_expert", spec.shared_expert_intermediate_size, hidden, False)
     if spec.shared_expert_gate:
         yield TensorSpec(f"{prefix}.mlp.shared_expert_gate.weight", (1, hidden), "router")
+
+
+def _attention(spec: ModelSpec, prefix: str) -> Iterator[TensorSpec]:
+    query = spec.num_attention_heads * spec.head_dim
+    key = spec.num_key_value_heads * spec.head_dim
+    yield from _linear(f"{prefix}.q_proj", query, spec.hidden_size, spec.qkv_bias)
+    yield from _linear(f"{prefix}.k_proj", key, spec.hidden_size, spec.qkv_bias)
+    yield from _linear(f"{prefix}.v_proj", key, spec.hidden_size, spec.qkv_bias)
+    yield from _linear(f"{prefix}.o_proj", spec.hidden_size, query, spec.o_bias)
+    if spec.qk_norm != "none":
+        per_head = spec.qk_norm == "head"
+        yield TensorSpec(f"{prefix}.q_norm.weight", (spec.head_dim if per_head else query,), "vector")
+        yield TensorSpec(f"{prefix}.k_norm.weight", (spec.head_dim if per_head else key,), "vector")
+
+
+def _latent(spec: ModelSpec, latent: LatentSpec, prefix: str) -> Iterator[TensorSpec]:
+    """kv_b_proj is stored as k_up and v_up: per head the key part transposed and the value part, rows padded to 16."""
+    hidden, heads, rank = spec.hidden_size, spec.num_attention_heads, latent.kv_lora_rank
+    query = heads * spec.head_dim
+    if latent.q_lora_rank is None:
+        yield from _linear(f"{prefix}.q_proj", query, hidden, False)
+    else:
+        yield from _linear(f"{prefix}.q_a_proj", latent.q_lora_rank, hidden, spec.qkv_bias)
+        yield TensorSpec(f"{prefix}.q_a_layernorm.weight", (latent.q_lora_rank,), "vector")
+        yield from _linear(f"{prefix}.q_b_proj", query, latent.q_lora_rank, False)
+    yield from _linear(f"{prefix}.kv_a_proj_with_mqa", rank + latent.qk_rope_head_dim, hidden, spec.qkv_bias)
+    yield TensorSpec(f"{prefix}.kv_a_layernorm.weight", (rank,), "vector")
+    key_rows, value_rows = (heads * round_up(rows, TILE_ROWS) for rows in (rank, latent.v_head_dim))
+    yield TensorSpec(f"{prefix}.k_up.weight", (key_rows, latent.qk_nope_head_dim), "dense")
+    yield TensorSpec(f"{prefix}.v_up.weight", (value_rows, rank), "dense")
+    yield from _linear(f"{prefix}.o_proj", hidden, heads * latent.v_head_dim, spec.o_bias)
 
 
 def _mlp(prefix: str, inter: int, hidden: int, bias: bool) -> Iterator[TensorSpec]:

@@ -18,8 +18,9 @@ from coli.kernels.tape import PHASES, Tape
 from coli.model.attention import Attention, Paths, Rotation, row_paths
 from coli.model.config import ModelSpec
 from coli.model.kv_cache import KVCache
+from coli.model.latent_attention import LatentAttention
 from coli.model.layers import Buffers, Machine, Mlp, Projection, Rows, tile_padded
-from coli.model.loader import LayerWeights, ModelWeights, MoeWeights
+from coli.model.loader import LatentWeights, LayerWeights, ModelWeights, MoeWeights
 from coli.model.moe import Experts, Moe
 from coli.model.program import Ints, Program, RowInputs, SparsePoint
 from coli.model.rotary import rope_frequencies
@@ -45,7 +46,11 @@ class Layer:
     def __init__(self, spec: ModelSpec, weights: LayerWeights, residency: Ints | None) -> None:
         self._eps = spec.rms_norm_eps
         self._norms = weights.input_layernorm, weights.post_attention_layernorm
-        self._attention = Attention(spec, weights)
+        self._attention: Attention | LatentAttention
+        if isinstance(weights.attention, LatentWeights):
+            self._attention = LatentAttention(spec, weights.spec, weights.attention)
+        else:
+            self._attention = Attention(spec, weights.spec, weights.attention)
         self._mlp: Mlp | Moe
         if isinstance(weights.mlp, MoeWeights):
             assert residency is not None
@@ -292,9 +297,7 @@ class Transformer:
         inputs.token_ids[rows], inputs.positions[rows] = group.token_ids, group.positions
         inputs.slots[rows], inputs.prefix_len[rows] = paths.slots, paths.prefix_len
         inputs.path[rows, : paths.path.shape[1]], inputs.path_len[rows] = paths.path, paths.path_len
-        layers = np.arange(self.spec.num_hidden_layers)[:, None]
-        inputs.keys[:, rows] = cache.key_address(0) + layers * cache.keys.strides[0]
-        inputs.values[:, rows] = cache.value_address(0) + layers * cache.values.strides[0]
+        inputs.keys[:, rows], inputs.values[:, rows] = (at[:, None] for at in cache.addresses())
 
 
 def _check(program: Program) -> None:

@@ -24,7 +24,7 @@ from coli.convert import ConvertOptions, ConvertReport, Notice, Progress, conver
 from coli.convert.importance import Importance
 from coli.errors import OptionError, WriteError
 from coli.llm import LLM
-from coli.model.loader import LayerWeights, Linear, ModelWeights, MoeWeights
+from coli.model.loader import AttentionWeights, LatentWeights, LayerWeights, Linear, ModelWeights, MoeWeights
 from coli.options import EngineOptions
 
 MAX_TEXT_BYTES = 4 << 20  # what lies behind is not read
@@ -249,8 +249,7 @@ def _matrices(weights: ModelWeights) -> list[tuple[str, Linear]]:
 
 def _layer_matrices(layer: LayerWeights) -> list[tuple[str, Linear]]:
     prefix = f"model.layers.{layer.spec.layer_idx}"
-    attention = (("q", layer.q_proj), ("k", layer.k_proj), ("v", layer.v_proj), ("o", layer.o_proj))
-    found = [(f"{prefix}.self_attn.{name}_proj.weight", linear) for name, linear in attention]
+    found = [(f"{prefix}.self_attn.{name}.weight", linear) for name, linear in _attention_matrices(layer.attention)]
     mlp, where = layer.mlp, f"{prefix}.mlp"
     if isinstance(mlp, MoeWeights):
         if mlp.shared_expert is None:
@@ -258,6 +257,16 @@ def _layer_matrices(layer: LayerWeights) -> list[tuple[str, Linear]]:
         mlp, where = mlp.shared_expert, f"{where}.shared_expert"
     matrices = (("gate", mlp.gate_proj), ("up", mlp.up_proj), ("down", mlp.down_proj))
     return found + [(f"{where}.{name}_proj.weight", linear) for name, linear in matrices]
+
+
+def _attention_matrices(weights: AttentionWeights | LatentWeights) -> list[tuple[str, Linear]]:
+    if isinstance(weights, AttentionWeights):
+        names = ("q_proj", "k_proj", "v_proj", "o_proj")
+        return [(name, getattr(weights, name)) for name in names]
+    found = [("kv_a_proj_with_mqa", weights.kv_a_proj_with_mqa), ("o_proj", weights.o_proj)]
+    if weights.q_b_proj is None:
+        return [("q_proj", weights.q_proj), *found]
+    return [("q_a_proj", weights.q_proj), ("q_b_proj", weights.q_b_proj), *found]  # k_up, v_up: no input to measure
 
 
 def _importance(arrays: dict[str, NDArray[np.float32]]) -> Importance:

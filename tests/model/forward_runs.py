@@ -6,7 +6,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from coli.model.families import spec_from_config
-from coli.model.kv_cache import KVCache
+from coli.model.kv_cache import KVCache, new_cache
 from coli.model.loader import load_weights
 from coli.model.transformer import Transformer
 from coli.store.container import Container
@@ -40,8 +40,7 @@ class Runner:
         self._kv = kv
 
     def cache(self, capacity: int = 128) -> KVCache:
-        spec = self.spec
-        return KVCache(spec.num_hidden_layers, spec.num_key_value_heads, spec.head_dim, capacity, self._kv)
+        return new_cache(self.spec, capacity, self._kv)
 
     def chunks(self, ids: list[int], sizes: list[int], *, prefill: bool = False) -> NDArray[np.float32]:
         """Logits (T, V) of all positions, computed in chunks of the given sizes."""

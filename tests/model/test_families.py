@@ -11,6 +11,8 @@ from coli.model.families import FAMILIES, spec_from_config
 
 ORACLE = Path(__file__).parent.parent / "oracle"
 FIXTURE = {
+    "deepseek_v2": "deepseek_v2-lite-group",
+    "deepseek_v3": "deepseek_v3-yarn",
     "glm4_moe": "glm4_moe-base",
     "llama": "llama-bias-sharded",
     "mixtral": "mixtral-base",
@@ -326,3 +328,42 @@ def test_routing_that_cannot_be_is_refused_by_name(key: str, value: Any) -> None
 )
 def test_routing_that_is_not_known_is_refused_by_name(key: str, value: Any) -> None:
     assert key in refusal(UnsupportedModelError, "glm4_moe", **{key: value})
+
+
+def test_latent_attention_scales_by_mscale_all_dim_squared_and_rotates_by_the_ratio() -> None:
+    scaling = {
+        "type": "yarn",
+        "factor": 40,
+        "original_max_position_embeddings": 64,
+        "mscale": 1.0,
+        "mscale_all_dim": 0.5,
+    }
+    found = spec("deepseek_v3", rope_scaling=scaling)
+    whole, half = 0.1 * math.log(40) + 1, 0.05 * math.log(40) + 1
+    assert found.attention_scale == pytest.approx(24**-0.5 * half**2)
+    assert found.rope.attention_factor == pytest.approx(whole / half)
+    assert (found.rope.rotary_dim, found.rope.interleaved, found.head_dim) == (8, True, 24)
+    assert spec("deepseek_v3", rope_interleave=False).rope.interleaved is False
+    assert spec("deepseek_v3", rope_scaling=None).attention_scale == pytest.approx(24**-0.5)
+
+
+def test_new_and_old_config_styles_of_deepseek_are_one_spec() -> None:
+    old = config("deepseek_v3")
+    scaling = dict(old["rope_scaling"])
+    new = {"rope_type": scaling.pop("type"), "rope_theta": old["rope_theta"], **scaling}
+    assert spec("deepseek_v3", rope_scaling=..., rope_theta=..., rope_parameters=new) == spec("deepseek_v3")
+
+
+def test_deepseek_v2_without_groups_or_compressed_queries() -> None:
+    found = spec("deepseek_v2", topk_method="greedy")
+    assert (found.group_score, found.n_group, found.norm_topk_prob) == ("none", 1, False)
+    assert spec("deepseek_v2").group_score == "max"
+    assert found.latent is not None
+    assert found.latent.q_lora_rank is None
+    assert found.shared_expert_intermediate_size == 24  # two of 12
+
+
+@pytest.mark.parametrize("key", ["kv_lora_rank", "qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim"])
+def test_latent_sizes_that_are_missing_or_impossible_are_named(key: str) -> None:
+    assert key in refusal(CheckpointError, "deepseek_v3", **{key: ...})
+    assert key in refusal(CheckpointError, "deepseek_v3", **{key: 0})

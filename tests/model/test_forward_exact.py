@@ -50,7 +50,7 @@ def test_two_threads_give_the_bits_of_one(name: str, quant: str, monkeypatch: py
         assert np.array_equal(runner.chunks(ids, sizes), alone)
 
 
-@pytest.mark.parametrize("name", [name for name in FIXTURES if "moe" in name or "mixtral" in name])
+@pytest.mark.parametrize("name", [name for name in FIXTURES if "llama" not in name and "qwen3-" not in name])
 def test_any_budget_gives_the_bits_of_everything_in_memory(name: str) -> None:
     ids, alone = one_by_one(name, "q4")
     experts = Runner(container(name, "q4")).spec.num_experts
