@@ -11,7 +11,7 @@ from typing import Any
 from coli.builtin import is_builtin
 from coli.engine.engine import Engine
 from coli.errors import OptionError
-from coli.kernels import attention, latent, runtime, tape
+from coli.kernels import attention, indexer, latent, runtime, tape
 from coli.model.config import ModelSpec
 from coli.model.kv_cache import KVCache, kv_bytes_per_token, new_cache
 from coli.model.loader import load_weights
@@ -181,6 +181,10 @@ def working_bytes(spec: ModelSpec, rows: int, context: int, threads: int) -> int
         return 4 * floats + attention.working_bytes(rows, N, K, D, context, threads)
     part, rank = spec.latent, latent.padded(spec.latent.kv_lora_rank)
     floats += rows * (N * (2 * rank + part.qk_rope_head_dim + part.qk_nope_head_dim + 2 * part.v_head_dim) + rank)
+    if part.indexer is not None:
+        H, width = part.indexer.index_n_heads, part.indexer.index_head_dim
+        floats += rows * (H * width + width + H + 2 * min(part.indexer.index_topk, context))
+        floats += indexer.working_bytes(H, width, context, threads) // 4
     return 4 * floats + latent.working_bytes(N, rank, part.qk_rope_head_dim, context, threads)
 
 

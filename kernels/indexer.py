@@ -57,7 +57,7 @@ def _order(score):
     if score != score:
         return np.int64(0xFFFFFFFF)
     bits = np.int64(bits_f32(score + np.float32(0)))
-    return bits + 0x80000000 if bits >= 0 else -1 - (bits + 0x80000000) + 0x80000000
+    return bits + 0x80000000 if bits >= 0 else -1 - bits
 
 
 @device
@@ -175,7 +175,8 @@ def select(
     threads: int,
     scratch: np.ndarray,
 ) -> None:
-    """q (S, >= H*dim), w (S, H) of the H heads, caches at addresses[s] -> slots int64 (S, >= min(topk, cap)), counts (S,).
+    """q (S, >= H*dim), w (S, H) of the H heads, caches at addresses[s] -> slots (S, >= min(topk, cap)),
+    counts (S,), both int64.
 
     prefix_len, path, path_len as in `latent.attention`; scale is dim**-0.5, w is scaled by H**-0.5. scratch uint8:
     `working_bytes` for `cap` positions."""

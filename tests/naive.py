@@ -245,3 +245,17 @@ def latent_attention(query, rows, rank, scale):
     for t in range(len(rows)):
         out = fma(p[t], rows[t, :rank], out)
     return out * (f32(1) / lane_sum(p))
+
+
+def choose(q, keys, w, topk):
+    """q (H, dim), keys (T, dim) in position order, w (H,) -> the chosen positions, ascending."""
+    heads, dim = q.shape
+    scores = np.zeros(len(keys), f32)
+    for h in range(heads):
+        dot = np.zeros(len(keys), f32)
+        for d in range(dim):
+            dot = fma(keys[:, d], q[h, d], dot)
+        dot = dot * f32(dim**-0.5)
+        scores = fma(f32(w[h] * f32(heads**-0.5)), np.where(dot < 0, f32(0), dot), scores)
+    best = sorted(range(len(keys)), key=lambda t: (-scores[t], t))
+    return sorted(best[:topk])

@@ -17,6 +17,7 @@ from coli.model.config import (
     MAX_LAYERS,
     ConfigReader,
     GroupScore,
+    IndexerRole,
     IndexerSpec,
     LatentSpec,
     LayerSpec,
@@ -170,10 +171,51 @@ def _deepseek_v3(reader: ConfigReader) -> ModelSpec:
     return _latent_spec(reader, _sigmoid_experts(reader))
 
 
+def _glm_moe_dsa(reader: ConfigReader) -> ModelSpec:
+    indexer = IndexerSpec(
+        index_n_heads=reader.integer("index_n_heads"),
+        index_head_dim=reader.integer("index_head_dim"),
+        index_topk=reader.integer("index_topk"),
+        interleaved=reader.flag("indexer_rope_interleave", True),
+    )
+    spec = _latent_spec(reader, _sigmoid_experts(reader), indexer)
+    assert spec.latent is not None
+    if spec.latent.q_lora_rank is None:
+        raise reader.wrong("q_lora_rank", "a number: the indexer reads the compressed queries", None)
+    if indexer.index_head_dim < spec.latent.qk_rope_head_dim:
+        raise reader.wrong("index_head_dim", "at least qk_rope_head_dim", indexer.index_head_dim)
+    roles = _indexer_roles(reader, len(spec.layers))
+    layers = tuple(replace(layer, indexer=role) for layer, role in zip(spec.layers, roles, strict=True))
+    return replace(spec, layers=layers)
+
+
+def _indexer_roles(reader: ConfigReader, num_layers: int) -> list[IndexerRole]:
+    """indexer_types, or index_topk_pattern (F and S), or every index_topk_freq-th layer from an offset on."""
+    names: dict[str, IndexerRole] = {"full": "full", "shared": "shared", "F": "full", "S": "shared"}
+    freq = reader.integer("index_topk_freq", default=1)
+    offset = reader.integer("index_skip_topk_offset", default=2, minimum=0)
+    key, words = "index_topk_freq", tuple("F" if max(i - offset + 1, 0) % freq == 0 else "S" for i in range(num_layers))
+    if isinstance(reader.config.get("index_topk_pattern"), str):
+        key, words = "index_topk_pattern", tuple(reader.text("index_topk_pattern"))
+    elif reader.texts("index_topk_pattern"):
+        key, words = "index_topk_pattern", reader.texts("index_topk_pattern")
+    if reader.texts("indexer_types"):
+        key, words = "indexer_types", reader.texts("indexer_types")
+    for word in words:
+        if word not in names:
+            raise reader.unsupported(key, word, ["full", "shared"])
+    if len(words) != num_layers:
+        raise reader.wrong(key, f"one entry for each of {num_layers} layers", len(words))
+    if names[words[0]] == "shared":
+        raise reader.wrong(key, "a full first layer, whose choice the others can share", words[0])
+    return [names[word] for word in words]
+
+
 FAMILIES: dict[str, Callable[[ConfigReader], ModelSpec]] = {
     "deepseek_v2": _deepseek_v2,
     "deepseek_v3": _deepseek_v3,
     "glm4_moe": _glm4_moe,
+    "glm_moe_dsa": _glm_moe_dsa,
     "llama": _llama,
     "mixtral": _mixtral,
     "olmoe": _olmoe,

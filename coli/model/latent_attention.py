@@ -4,16 +4,18 @@ Queries are taken into the latent space by each head's key matrix and what atten
 head's value matrix, so that a position is cached as one compressed row. Called by the transformer.
 """
 
+from collections.abc import Sequence
+
 import numpy as np
 from numpy.typing import NDArray
 
-from coli.kernels import activations, elementwise, matmul, rope
+from coli.kernels import activations, elementwise, indexer, matmul, rope
 from coli.kernels import latent as kernel
 from coli.kernels.tape import PHASES
 from coli.model.attention import Rotation
-from coli.model.config import LayerSpec, ModelSpec
+from coli.model.config import IndexerSpec, LayerSpec, ModelSpec
 from coli.model.layers import TILE, Machine, Projection, Rows
-from coli.model.loader import LatentWeights, Linear
+from coli.model.loader import IndexerWeights, LatentWeights, Linear
 from coli.model.program import Program
 from coli.store.layout import Kind, MatrixShape
 
@@ -28,8 +30,17 @@ class LatentAttention:
         self._spec, self._latent = spec, spec.latent
         self._layer_idx = layer.layer_idx
         self._q_a_layernorm, self._kv_a_layernorm = weights.q_a_layernorm, weights.kv_a_layernorm
-        self._in = Projection("latent_in", (weights.q_proj, weights.kv_a_proj_with_mqa))
-        self._q_b = None if weights.q_b_proj is None else Projection("latent_q", (weights.q_b_proj,))
+        inputs: tuple[Linear, ...] = (weights.q_proj, weights.kv_a_proj_with_mqa)
+        self._indexer: Indexer | None = None
+        if weights.indexer is not None and spec.latent.indexer is not None:
+            self._indexer = Indexer(spec, spec.latent.indexer, layer, weights.indexer)
+            inputs += (weights.indexer.wk, weights.indexer.weights_proj)
+        self._chooses = layer.indexer != "none"
+        self._in = Projection("latent_in", inputs)
+        self._q_b: Projection | None = None
+        if weights.q_b_proj is not None:
+            from_latent = (weights.q_b_proj, weights.indexer.wq_b) if weights.indexer else (weights.q_b_proj,)
+            self._q_b = Projection("latent_q", from_latent)
         N = spec.num_attention_heads
         self._k_up = HeadProjection(weights.k_up, N)
         self._v_up = HeadProjection(weights.v_up, N)
@@ -43,7 +54,7 @@ class LatentAttention:
         nope, rotary, rank = latent.qk_nope_head_dim, latent.qk_rope_head_dim, latent.kv_lora_rank
         threads = machine.threads_for(4 * S * N * spec.head_dim)
         compressed = self._in(machine, x)
-        q_at, kv_at = self._in.columns
+        q_at, kv_at, *index_at = self._in.columns
         if self._q_b is None:
             q = compressed
         else:
@@ -60,6 +71,9 @@ class LatentAttention:
         rows_at = inputs.values[self._layer_idx]
         overflow = program.flags[self._layer_idx, 0, :threads]
         kernel.append_rows(compressed, kv_at, rank, rotary, rows_at, inputs.slots, program.is_f16, threads, overflow)
+        if self._indexer is not None:
+            assert self._q_b is not None
+            self._indexer(machine, compressed, index_at, q, self._q_b.columns[1], program, rotation)
 
         width = kernel.padded(rank) + kernel.padded(rotary)
         query = machine.buffers.rows("latent_query", S, N * width).reshape(S, N, width)
@@ -80,6 +94,7 @@ class LatentAttention:
             program.is_f16,
             machine.threads,
             machine.buffers.bytes("latent_attention", scratch),
+            program.chosen if self._chooses else None,
         )
         v_dim = latent.v_head_dim
         values = machine.buffers.rows("latent_values", S, N * kernel.padded(v_dim)).reshape(S, N, -1)
@@ -89,6 +104,57 @@ class LatentAttention:
         out = self._o(machine, heads)
         program.tape.phase = 0
         return out
+
+
+class Indexer:
+    """Caches one key per position and chooses, for each row, the positions it attends."""
+
+    def __init__(self, spec: ModelSpec, indexer: IndexerSpec, layer: LayerSpec, weights: IndexerWeights) -> None:
+        assert spec.latent is not None
+        self._spec, self._layer_idx = indexer, layer.layer_idx
+        self._rotary = spec.latent.qk_rope_head_dim
+        self._k_norm = weights.k_norm
+
+    def __call__(
+        self,
+        machine: Machine,
+        compressed: Rows,
+        columns: Sequence[int],
+        q: Rows,
+        q_at: int,
+        program: Program,
+        rotation: Rotation,
+    ) -> None:
+        """Key and head weights start at `columns` of compressed (S, ...), queries at column q_at of q (S, ...)."""
+        spec, inputs, S = self._spec, program.inputs, len(q)
+        H, D, layer_idx = spec.index_n_heads, spec.index_head_dim, self._layer_idx
+        threads = machine.threads_for(4 * S * H * D)
+        k_at, w_at = columns
+        indexer.layer_norm(compressed, k_at, *self._k_norm, D, LATENT_EPS, threads)
+        rope.apply_rope(compressed, k_at, 1, D, self._rotary, *rotation, spec.interleaved, threads)
+        rope.apply_rope(q, q_at, H, D, self._rotary, *rotation, spec.interleaved, threads)
+        keys, capacity = inputs.keys[layer_idx], program.capacity
+        overflow = program.flags[layer_idx, 2, :threads]
+        kernel.append_rows(compressed, k_at, D, 0, keys, inputs.slots, program.is_f16, threads, overflow)
+        if program.chosen is None:
+            most = min(spec.index_topk, capacity)
+            program.chosen = np.zeros((S, most), np.int64), np.ones(S, np.int64)
+        scratch = indexer.working_bytes(H, D, capacity, machine.threads)
+        indexer.select(
+            q[:, q_at:],
+            D,
+            compressed[:, w_at : w_at + H],
+            keys,
+            inputs.prefix_len,
+            inputs.path,
+            inputs.path_len,
+            spec.index_topk,
+            *program.chosen,
+            capacity,
+            program.is_f16,
+            machine.threads,
+            machine.buffers.bytes("indexer", scratch),
+        )
 
 
 class HeadProjection:

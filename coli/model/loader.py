@@ -62,6 +62,16 @@ class AttentionWeights:
 
 
 @dataclass(frozen=True, slots=True)
+class IndexerWeights:
+    """What scores the positions of a layer whose indexer is its own."""
+
+    wq_b: Linear
+    wk: Linear
+    k_norm: tuple[NDArray[np.float32], NDArray[np.float32]]  # weight, bias
+    weights_proj: Linear
+
+
+@dataclass(frozen=True, slots=True)
 class LatentWeights:
     """Latent attention of one layer. k_up and v_up are the halves of kv_b_proj, head by head (tensors.py)."""
 
@@ -73,6 +83,7 @@ class LatentWeights:
     k_up: Linear
     v_up: Linear
     o_proj: Linear
+    indexer: IndexerWeights | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -189,6 +200,15 @@ class _Loader:
             k_up=self.linear(f"{prefix}.k_up"),
             v_up=self.linear(f"{prefix}.v_up"),
             o_proj=self.linear(f"{prefix}.o_proj"),
+            indexer=self.indexer(f"{prefix}.indexer") if self._container.has(f"{prefix}.indexer.wk.weight") else None,
+        )
+
+    def indexer(self, prefix: str) -> IndexerWeights:
+        return IndexerWeights(
+            wq_b=self.linear(f"{prefix}.wq_b"),
+            wk=self.linear(f"{prefix}.wk"),
+            k_norm=(self.vector(f"{prefix}.k_norm.weight"), self.vector(f"{prefix}.k_norm.bias")),
+            weights_proj=self.linear(f"{prefix}.weights_proj"),
         )
 
 

@@ -77,7 +77,9 @@ class Program:
     hidden: NDArray[np.float32]  # (S, H)
     capacity: int  # positions of the caches it was recorded for
     is_f16: bool
-    flags: Ints  # (L, 2, threads) counts: keys and values that did not fit the cache type, rows with NaN router logits
+    flags: Ints  # (L, 3, threads) counts: keys and values that did not fit the cache type, rows with NaN router logits,
+    # index keys that did not fit
     points: list[SparsePoint] = field(default_factory=list)
+    chosen: tuple[Ints, Ints] | None = None  # what the last indexer chose: slots (S, C), how many (S,)
     layers_start: int = 0  # number of the first layer's first call
     layer_ends: list[int] = field(default_factory=list)

@@ -72,7 +72,7 @@ def _layer_tensors(spec: ModelSpec, layer: LayerSpec) -> Iterator[TensorSpec]:
     hidden = spec.hidden_size
     yield TensorSpec(f"{prefix}.input_layernorm.weight", (hidden,), "vector")
     if spec.latent is not None:
-        yield from _latent(spec, spec.latent, attention)
+        yield from _latent(spec, spec.latent, attention, layer.indexer == "full")
     else:
         yield from _attention(spec, attention)
     yield TensorSpec(f"{prefix}.post_attention_layernorm.weight", (hidden,), "vector")
@@ -101,7 +101,7 @@ def _attention(spec: ModelSpec, prefix: str) -> Iterator[TensorSpec]:
         yield TensorSpec(f"{prefix}.k_norm.weight", (spec.head_dim if per_head else key,), "vector")
 
 
-def _latent(spec: ModelSpec, latent: LatentSpec, prefix: str) -> Iterator[TensorSpec]:
+def _latent(spec: ModelSpec, latent: LatentSpec, prefix: str, indexes: bool) -> Iterator[TensorSpec]:
     """kv_b_proj is stored as k_up and v_up: per head the key part transposed and the value part, rows padded to 16."""
     hidden, heads, rank = spec.hidden_size, spec.num_attention_heads, latent.kv_lora_rank
     query = heads * spec.head_dim
@@ -117,6 +117,13 @@ def _latent(spec: ModelSpec, latent: LatentSpec, prefix: str) -> Iterator[Tensor
     yield TensorSpec(f"{prefix}.k_up.weight", (key_rows, latent.qk_nope_head_dim), "dense")
     yield TensorSpec(f"{prefix}.v_up.weight", (value_rows, rank), "dense")
     yield from _linear(f"{prefix}.o_proj", hidden, heads * latent.v_head_dim, spec.o_bias)
+    if indexes and latent.indexer is not None and latent.q_lora_rank is not None:
+        count, dim = latent.indexer.index_n_heads, latent.indexer.index_head_dim
+        yield from _linear(f"{prefix}.indexer.wq_b", count * dim, latent.q_lora_rank, False)
+        yield from _linear(f"{prefix}.indexer.wk", dim, hidden, False)
+        yield TensorSpec(f"{prefix}.indexer.k_norm.weight", (dim,), "vector")
+        yield TensorSpec(f"{prefix}.indexer.k_norm.bias", (dim,), "vector")
+        yield TensorSpec(f"{prefix}.indexer.weights_proj.weight", (count, hidden), "router")
 
 
 def _mlp(prefix: str, inter: int, hidden: int, bias: bool) -> Iterator[TensorSpec]:

@@ -281,7 +281,7 @@ class Transformer:
         P = MAX_TREE_ROWS if S <= MAX_TREE_ROWS else 1
         inputs = RowInputs.allocate(S, P, spec.num_hidden_layers)
         hidden = machine.buffers.rows("hidden", S, spec.hidden_size)
-        flags = np.zeros((spec.num_hidden_layers, 2, machine.threads), np.int64)
+        flags = np.zeros((spec.num_hidden_layers, 3, machine.threads), np.int64)
         program = Program(tape, inputs, hidden, cache.capacity, cache.is_f16, flags)
         with program.tape.recording():
             rotation = rope.rope_table(inputs.positions, self._frequencies, spec.rope.attention_factor)
@@ -305,8 +305,8 @@ def _check(program: Program) -> None:
     if not program.flags.any():
         return
     layer_idx, which = (int(at[0]) for at in np.nonzero(program.flags.any(axis=2)))
-    what = "the router's logits are not numbers" if which else "a key or value is not a number"
-    if which == 0 and program.is_f16:
+    what = "the router's logits are not numbers" if which == 1 else "a key or value is not a number"
+    if which != 1 and program.is_f16:
         raise NumericError(
             f"layer {layer_idx}: {what}, or too large for a float16 cache: use --kv f32; "
             "should that fail too, the weights are damaged"

@@ -11,6 +11,7 @@ from coli.model.families import FAMILIES, spec_from_config
 
 ORACLE = Path(__file__).parent.parent / "oracle"
 FIXTURE = {
+    "glm_moe_dsa": "glm_moe_dsa-sparse",
     "deepseek_v2": "deepseek_v2-lite-group",
     "deepseek_v3": "deepseek_v3-yarn",
     "glm4_moe": "glm4_moe-base",
@@ -367,3 +368,23 @@ def test_deepseek_v2_without_groups_or_compressed_queries() -> None:
 def test_latent_sizes_that_are_missing_or_impossible_are_named(key: str) -> None:
     assert key in refusal(CheckpointError, "deepseek_v3", **{key: ...})
     assert key in refusal(CheckpointError, "deepseek_v3", **{key: 0})
+
+
+def roles(**changes: Any) -> str:
+    return "".join(layer.indexer[0] for layer in spec("glm_moe_dsa", **changes).layers)
+
+
+def test_indexer_types_beat_the_pattern_and_the_pattern_beats_the_frequency() -> None:
+    assert roles() == "fff"
+    assert roles(index_topk_freq=2, index_skip_topk_offset=1) == "fsf"
+    assert roles(index_topk_freq=4) == "ffs"
+    assert roles(index_topk_freq=4, index_topk_pattern="FSS") == "fss"
+    assert roles(index_topk_pattern="FSS", indexer_types=["full", "full", "shared"]) == "ffs"
+
+
+def test_indexers_that_cannot_be_are_refused_by_name() -> None:
+    assert "indexer_types" in refusal(CheckpointError, "glm_moe_dsa", indexer_types=["shared", "full", "full"])
+    assert "indexer_types" in refusal(CheckpointError, "glm_moe_dsa", indexer_types=["full"])
+    assert "indexer_types 'lazy'" in refusal(UnsupportedModelError, "glm_moe_dsa", indexer_types=["lazy"] * 3)
+    assert "q_lora_rank" in refusal(CheckpointError, "glm_moe_dsa", q_lora_rank=None)
+    assert "index_topk" in refusal(CheckpointError, "glm_moe_dsa", index_topk=0)
