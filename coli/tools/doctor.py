@@ -199,7 +199,7 @@ def _memory_findings(container: Container, machine: Machine) -> Iterator[Finding
     records = {i: container.expert_layout(i).record_bytes for i in container.moe_layers}
     dense = sum(container.array(name).nbytes for name in container.tensor_names())
     context = min(CONTEXT, spec.max_position_embeddings)
-    kv = kv_bytes_per_token(spec.num_hidden_layers, spec.num_key_value_heads, spec.head_dim, kv_type(container, "auto"))
+    kv = kv_bytes_per_token(spec, kv_type(container, "auto"))
     buffers = working_bytes(spec, min(PREFILL_CHUNK, context), context, machine.cores)
     cycle = sum(records.values()) * spec.num_experts_per_tok
     tightest = machine.levels[0] if machine.levels else None

@@ -14,7 +14,7 @@ from coli.drafts.merge import MergedSources
 from coli.drafts.ngram import NgramSource
 from coli.engine.session import Session
 from coli.model import layers
-from coli.model.kv_cache import KVCache
+from coli.model.kv_cache import KVCache, LatentCache
 from coli.options import SamplerOptions
 
 TOKENS = 40
@@ -46,6 +46,8 @@ def rows(session: Session, count: int) -> tuple[np.ndarray, np.ndarray]:
     """Keys and values of the first `count` positions."""
     cache = session.cache
     assert isinstance(cache, KVCache)
+    if isinstance(cache, LatentCache):
+        return cache.keys[:, :count], cache.values[:, :count]
     at = np.arange(count)
     return cache.keys[:, :, at // 16, :, at % 16], cache.values[:, :, :count]
 
