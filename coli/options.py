@@ -75,7 +75,6 @@ def _choices(*allowed: str) -> Bounds:
 
 
 _MTP = "multi-token-prediction drafts"
-_SESSION = "saved sessions"
 
 TABLE: tuple[Setting, ...] = (
     # prompt
@@ -200,8 +199,8 @@ TABLE: tuple[Setting, ...] = (
             bounds=Bounds(1, 16), counter="/props"),
     Setting("queue", "server", "int", 32, "requests that may wait for a slot; more are told to come back", "--queue",
             bounds=Bounds(0, 100000), counter="/metrics"),
-    Setting("session", "session", "path", None, "file that keeps the conversation", "--session", _env("KVSAVE"),
-            default_text="off", counter="prompt_tokens", later=_SESSION),
+    Setting("session", "session", "path", None, "file a conversation is read from and kept in", "--session",
+            _env("KVSAVE"), default_text="off", counter="prompt_tokens"),
 )  # fmt: skip
 
 BY_NAME: dict[str, Setting] = {setting.name: setting for setting in TABLE}

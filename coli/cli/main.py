@@ -31,6 +31,7 @@ INTERRUPTED, OUTPUT_CLOSED = 130, 141
 # name -> (module in coli.cli that defines `command`, line for --help)
 COMMANDS = {
     "run": ("run", "Answer one prompt."),
+    "chat": ("chat", "Talk with a model."),
     "serve": ("serve", "Answer an OpenAI-compatible API."),
     "demo": ("demo", "See the built-in model draft and stream."),
     "bench": ("bench", "Measure a model's speed in llama-bench's terms."),

@@ -3,31 +3,20 @@
 from __future__ import annotations
 
 import importlib.util
-from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 
+from coli.cli.conversing import context_length, sampling_defaults
 from coli.cli.flags import GENERATE, settings_options
 from coli.cli.model_path import model_path
 from coli.cli.streams import Streams
 from coli.errors import OptionError
-from coli.options import (
-    GenerateOptions,
-    Resolved,
-    draft_options,
-    engine_options,
-    generate_options,
-    resolve,
-)
-
-if TYPE_CHECKING:
-    from coli.llm import LLM
+from coli.options import draft_options, engine_options, resolve
 
 SERVER = ("host", "port", "api_key", "slots", "queue")
 _UNUSED = ("prompt", "prompt_ids", "raw", "system", "json", "tokens")  # of one answer: requests say these
 SETTINGS = (*(name for name in GENERATE if name not in _UNUSED), *SERVER)
-CONTEXT = 4096  # positions of a conversation unless --ctx says more
 NEEDED = ("starlette", "uvicorn", "pydantic", "prometheus_client")
 
 
@@ -80,18 +69,3 @@ def command(graph_path: str | None, model_name: str | None, **flags: Any) -> Non
             port=settings["port"],
             notice=streams.notice,
         )
-
-
-def context_length(llm: LLM, settings: Resolved) -> int:
-    """Positions of one conversation: --ctx, else a usual length, at most the model's."""
-    return min(settings["ctx"] or CONTEXT, llm.spec.max_position_embeddings)
-
-
-def sampling_defaults(llm: LLM, settings: Resolved) -> GenerateOptions:
-    """As the settings say, else as the model's generation_config, else temperature 0.7 with top-p 0.95."""
-    options = generate_options(settings)
-    if settings.given("temp"):
-        return options
-    suggested = llm.suggested_sampling() or {"temperature": 0.7, "top_p": 0.95}
-    free = {name: value for name, value in suggested.items() if name == "temperature" or not settings.given(name)}
-    return replace(options, sampler=replace(options.sampler, **free))

@@ -146,7 +146,7 @@ class _Sampler(Sampler):
 
 
 class Worker:
-    """Owns the model's thread. `start` returns when the model is loaded, or raises what loading raised."""
+    """Owns the model's thread. `start` loads the model first, in the caller's thread, and raises what that raises."""
 
     def __init__(self, llm: LLM, drafts: DraftOptions, *, context: int, slots: int, queue: int) -> None:
         self.counts = Counts()
@@ -159,15 +159,11 @@ class Worker:
         self._stopping = False
         self._clock = 0
         self._recent_s = 1.0  # seconds an answer took lately
-        self._loaded = threading.Event()
-        self._load_error: Exception | None = None
         self._thread = threading.Thread(target=self._main, name="coli-engine", daemon=True)
 
     def start(self) -> None:
+        self._slots = [_Slot(self._llm.new_session(self.context, self.num_slots)) for _ in range(self.num_slots)]
         self._thread.start()
-        self._loaded.wait()
-        if self._load_error is not None:
-            raise self._load_error
 
     def submit(self, job: Job) -> None:
         """Queue a job. Raises QueueFullError, ShuttingDownError."""
@@ -206,13 +202,6 @@ class Worker:
         return self._llm.load(self.context).store_counters()
 
     def _main(self) -> None:
-        try:
-            self._slots = [_Slot(self._llm.new_session(self.context, self.num_slots)) for _ in range(self.num_slots)]
-        except Exception as error:
-            self._load_error = error
-            return
-        finally:
-            self._loaded.set()
         while self._wait():
             self._admit()
             self._step()

@@ -1,0 +1,115 @@
+"""A conversation with a running server: the messages are kept here, the rows there. Needs the standard library only."""
+
+from __future__ import annotations
+
+import json
+import urllib.error
+import urllib.request
+from collections.abc import Collection, Iterator
+from contextlib import closing
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from coli.errors import ColiError, OptionError
+from coli.options import GenerateOptions
+
+_FIELDS = {"temp": "temperature"}
+
+
+class RemoteError(ColiError):
+    """The server refused or cannot be reached."""
+
+
+class RemoteConversation:
+    """Asks `URL/v1/chat/completions`; settings nobody gave are left to the server."""
+
+    def __init__(self, url: str, api_key: str | None, given: Collection[str]) -> None:
+        self.messages: list[dict[str, str]] = []
+        self.system: str | None = None
+        self.result: Any = None
+        self._url, self._api_key = url.rstrip("/"), api_key
+        self._given = set(given)
+        self._first: GenerateOptions | None = None
+
+    def ask(self, text: str, options: GenerateOptions) -> Iterator[str]:
+        """Say `text` and stream the answer. Raises RemoteError."""
+        self.messages.append({"role": "user", "content": text})
+        return self._answer(options)
+
+    def retry(self, options: GenerateOptions) -> Iterator[str]:
+        """Answer the last message again, with another seed."""
+        if self.messages and self.messages[-1]["role"] == "assistant":
+            self.messages.pop()
+        if not self.messages:
+            raise OptionError("/retry: nothing was said yet")
+        return self._answer(replace(options, sampler=replace(options.sampler, seed=None)))
+
+    def reset(self) -> None:
+        """Forget what was said."""
+        self.messages = []
+
+    def save(self, path: Path) -> None:
+        raise OptionError("/save: the rows are the server's; save is for conversations in this process")
+
+    def load(self, path: Path) -> None:
+        raise OptionError("/load: the rows are the server's; load is for conversations in this process")
+
+    def _body(self, options: GenerateOptions) -> dict[str, Any]:
+        self._first = self._first or options
+        sampler, first = options.sampler, self._first.sampler
+        names = ("temp", "top_k", "top_p", "min_p", "repeat_penalty", "presence_penalty", "frequency_penalty", "seed")
+        body: dict[str, Any] = {"max_tokens": options.max_tokens, "stream": True}
+        for name in names:
+            field = _FIELDS.get(name, name)
+            value = getattr(sampler, field)
+            if value is not None and (name in self._given or value != getattr(first, field)):
+                body[field] = value
+        if options.stop:
+            body["stop"] = list(options.stop)
+        system = [] if self.system is None else [{"role": "system", "content": self.system}]
+        return {**body, "messages": [*system, *self.messages]}
+
+    def _answer(self, options: GenerateOptions) -> Iterator[str]:
+        headers = {"Content-Type": "application/json"}
+        if self._api_key is not None:
+            headers["Authorization"] = f"Bearer {self._api_key}"
+        data = json.dumps(self._body(options)).encode()
+        said = {"role": "assistant", "content": ""}
+        try:
+            request = urllib.request.Request(f"{self._url}/v1/chat/completions", data, headers)
+            with closing(urllib.request.urlopen(request)) as response:
+                self.messages.append(said)
+                for line in response:
+                    piece = _piece(line)
+                    if piece:
+                        said["content"] += piece
+                        yield piece
+        except urllib.error.HTTPError as error:
+            self.messages.pop()
+            with error:
+                raise RemoteError(f"{self._url}: {_message(error.read()) or error.reason}") from None
+        except (OSError, ValueError) as error:
+            if self.messages[-1] is said:
+                self.messages.pop()
+            self.messages.pop()
+            raise RemoteError(f"{self._url}: {getattr(error, 'reason', None) or error}") from None
+
+
+def _piece(line: bytes) -> str:
+    """The text in one line of a stream. Raises RemoteError for an error sent in it."""
+    text = line.decode("utf-8", "replace").strip()
+    if not text.startswith("data: ") or text == "data: [DONE]":
+        return ""
+    body = json.loads(text.removeprefix("data: "))
+    if "error" in body:
+        raise RemoteError(str(body["error"].get("message")))
+    choices = body.get("choices") or [{}]
+    return choices[0].get("delta", {}).get("content") or ""
+
+
+def _message(data: bytes) -> str | None:
+    try:
+        return str(json.loads(data)["error"]["message"])
+    except (ValueError, KeyError, TypeError):
+        return None

@@ -1,0 +1,137 @@
+"""`coli chat` on the built-in model: turns, commands, sessions that go on, Ctrl-C."""
+
+import os
+import pty
+import select
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent.parent
+FIRST, SECOND = "List as NDJSON. Orders: 3 lamps for Ana at 20 each.", "And 2 cups for Bo at 7 each."
+ARGS = ("chat", "--temp", "0.8", "--seed", "5", "--ngen", "24", "--ctx", "512")
+
+
+@pytest.fixture(autouse=True)
+def _signals_as_before():
+    before = signal.getsignal(signal.SIGINT)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+def talk(coli, *lines: str, args: tuple[object, ...] = ()):
+    done = coli(*ARGS, *args, stdin="".join(f"{line}\n" for line in lines).encode())
+    assert done.status == 0, done.err
+    return done
+
+
+def test_a_saved_session_goes_on_with_the_bytes_of_one_that_never_stopped(coli, tmp_path):
+    whole = talk(coli, FIRST, SECOND).out
+    kept = tmp_path / "talk.session"
+    parts = [talk(coli, line, args=("--session", kept)) for line in (FIRST, SECOND)]
+    assert "".join(part.out for part in parts) == whole
+    assert "going on with" in parts[1].err
+
+
+def test_a_loaded_session_is_warm(coli, tmp_path):
+    kept = tmp_path / "talk.session"
+    talk(coli, "alpha beta gamma " * 12, f"/save {kept}")
+    stats = talk(coli, f"/load {kept}", "more", "/stats").err
+    prompt = next(line for line in stats.splitlines() if line.startswith("prompt:"))
+    assert int(prompt.split()[1]) > 60
+    from coli.builtin import DEMO_MODEL
+    from coli.conversation import Conversation
+    from coli.llm import LLM
+    from coli.options import DraftOptions, EngineOptions, GenerateOptions
+
+    with LLM.open(DEMO_MODEL, EngineOptions(usage_save=False), print) as llm:
+        conversation = Conversation(llm, 512, DraftOptions())
+        conversation.load(kept)
+        session = conversation._session
+        assert session.cache.length > 60
+        list(conversation.ask("more", GenerateOptions(max_tokens=1)))
+        ids = list(conversation.result.prompt_ids)
+        assert session.common_length(ids) == len(ids) - 1
+
+
+def test_session_of_another_model_or_a_damaged_one_is_refused(coli, tmp_path):
+    from containers import container
+
+    kept = tmp_path / "talk.session"
+    talk(coli, "hello", args=("--session", kept))
+    other = coli("chat", "--model", container("olmoe-base", "f32"), "--session", kept, "--ctx", "64", stdin=b"hi\n")
+    assert (other.status, other.out) == (2, "")
+    assert "another model" in other.err
+    kept.write_bytes(kept.read_bytes()[:-100])
+    damaged = coli(*ARGS, "--session", kept, stdin=b"hi\n")
+    assert (damaged.status, damaged.out) == (1, "")
+    assert str(kept) in damaged.err
+
+
+def test_commands_change_what_follows_and_errors_keep_the_conversation(coli):
+    done = talk(
+        coli, "/set temp 0", FIRST, "/retry", "/set top_p 7", "/nonsense", "/reset", FIRST, "/set ngen 3", "/set"
+    )
+    first, retried, again = done.out.splitlines()
+    assert first == retried == again
+    assert "/set top_p: '7' is not allowed" in done.err
+    assert "/nonsense: no such command" in done.err
+    assert "ngen = 3" in done.err
+
+
+def test_retry_draws_another_seed(coli):
+    first, retried = talk(coli, "/set temp 3", FIRST, "/set ngen 24", "/retry").out.splitlines()[:2]
+    assert first != retried
+
+
+def test_a_prompt_too_long_is_one_line_and_the_next_turn_works(coli):
+    done = talk(coli, "long " * 600, FIRST)
+    assert done.out == talk(coli, FIRST).out
+    assert "the context is 512" in done.err or "--ctx is 512" in done.err
+
+
+class Screen:
+    """What a terminal shows, read as far as it is waited for."""
+
+    def __init__(self, terminal: int) -> None:
+        self._terminal, self._seen = terminal, b""
+
+    def wait_for(self, wanted: bytes) -> None:
+        while wanted not in self._seen:
+            ready, _, _ = select.select([self._terminal], [], [], 60)
+            assert ready, self._seen
+            self._seen += os.read(self._terminal, 4096)
+        self._seen = self._seen.partition(wanted)[2]
+
+
+def test_ctrl_c_stops_the_answer_and_the_second_at_the_prompt_leaves():
+    ours, theirs = pty.openpty()
+    args = ["chat", "--temp", "0", "--ignore-eos", "--ngen", "1500", "--color", "never"]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "USAGE_SAVE": "0", "TERM": "dumb"}
+    process = subprocess.Popen(
+        [sys.executable, "-m", "coli", *args], stdin=theirs, stdout=theirs, stderr=theirs, env=environment, cwd=ROOT,
+        start_new_session=True,
+    )  # fmt: skip
+    os.close(theirs)
+    screen = Screen(ours)
+    try:
+        screen.wait_for(b"> ")
+        os.write(ours, b"hello\n")
+        screen.wait_for(b"Hello")
+        process.send_signal(signal.SIGINT)
+        screen.wait_for(b"(stopped)")
+        screen.wait_for(b"> ")
+        os.write(ours, b"/set ngen 2\n")
+        screen.wait_for(b"ngen = 2")
+        screen.wait_for(b"> ")
+        os.write(ours, b"hi\n")
+        screen.wait_for(b"> ")
+        process.send_signal(signal.SIGINT)
+        assert process.wait(30) == 130
+    finally:
+        process.kill()
+        process.wait()
+        os.close(ours)
