@@ -28,7 +28,7 @@ SETTINGS = ("threads", "simd", "kernel_cache", "io", "json", *OUTPUT)
 ORDERS = """Turn these orders into NDJSON:
 order 4102 by Anna Keller over 49.90 is paid, high priority.
 #731 Omar Haddad 120.00 shipped normal priority - gift wrap
-we have an order of 15.25 from Lucy Brown, number 1043, low priority, open. Note: call first."""
+we have an order of 15.25 from Lucy Brown, number 1043, low priority, open. Note: leave at the door."""
 TOKENS = 200  # at most; three orders need fewer
 ROUNDS = 3  # each way; the one of middle speed is shown
 COLUMNS = ("", "tok/s", "tokens/forward", "expert hit rate", "read per token")
