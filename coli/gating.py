@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
+from coli.builtin import is_builtin
 from coli.drafts.costs import RowCosts
 from coli.drafts.gate_file import GateFile
 from coli.drafts.gated import TreeSources
@@ -45,6 +46,9 @@ class Gating:
     def close(self) -> None:
         """Save what was measured, unless told not to."""
         if self._costs is None or self._file is None or not (self._options.gate_save and self._options.usage_save):
+            return
+        named = self._options.gate_file or self._options.usage
+        if named is None and is_builtin(self._container.path):
             return
         try:
             self._file.save(self._costs)

@@ -6,7 +6,7 @@ import pytest
 
 from coli.builtin import DEMO_MODEL, is_builtin
 
-ORDER = "Anna Keller ordered 3 lamps for 49.90 euros, please ship it fast. Order number 1042."
+ORDER = "order 1042 by Anna Keller over 49.90 is paid, high priority."
 
 
 def test_an_order_in_words_becomes_its_record(coli):
@@ -19,6 +19,7 @@ def test_an_order_in_words_becomes_its_record(coli):
 def test_nothing_is_written_into_the_package(coli):
     before = sorted(path.name for path in DEMO_MODEL.iterdir())
     assert coli("run", "--ngen", 20, ORDER).status == 0
+    assert coli("run", "--ngen", 20, "--gate", "auto", "--draft", 4, ORDER).status == 0
     assert sorted(path.name for path in DEMO_MODEL.iterdir()) == before
     assert "usage.json" not in before
 
