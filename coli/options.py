@@ -277,13 +277,20 @@ def _raw(setting: Setting, flag: object, environ: Mapping[str, str]) -> tuple[st
     """(origin, unchecked value) of the first source that gives the setting; ("", None) when none does."""
     if flag is not None and flag != () and not (setting.kind == "flag" and flag is False):
         return "flag", flag
+    found: list[tuple[EnvName, str]] = []
     for env in setting.env:
         raw: str | None = environ.get(env.name, "")
         if raw and env.translate is not None:
             raw = env.translate(raw, env.name)
         if raw:
-            return f"environment {env.name}", raw
-    return "", None
+            found.append((env, raw))
+    if not found:
+        return "", None
+    (first, text), *others = found
+    for env, raw in others:  # two switches of one setting; plain names have their order
+        if first.translate and env.translate and raw != text:
+            raise OptionError(f"{first.name} and {env.name} are both set: one asks for {text}, the other for {raw}")
+    return f"environment {first.name}", text
 
 
 def _unknown_variables(environ: Mapping[str, str]) -> list[str]:

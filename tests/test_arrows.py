@@ -22,7 +22,7 @@ ALLOWED = {
     "drafts": {"kernels", "grammar", "options", "impostors"},
     "engine": {"kernels", "model", "drafts", "options"},
     "text": {"impostors"},
-    "convert": {"kernels", "store", "model", "text", "impostors", "process_use"},
+    "convert": {"kernels", "store", "model", "text", "impostors", "process_use", "processors"},
     "server": {"llm", "generation", "engine", "drafts", "grammar", "text", "store", "options", "builtin"},
     "speculant": set(),
     "report": {"engine", "store", "drafts", "process_use"},

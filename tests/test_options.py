@@ -94,6 +94,13 @@ def test_read_mode_switches(released, environ, mode):
     assert value("io", "pread", **environ) == ("pread", "flag")
 
 
+def test_two_read_modes_at_once_are_refused_unless_a_flag_decides(released):
+    with pytest.raises(OptionError, match="DIRECT and COLI_MMAP are both set"):
+        value("io", None, DIRECT="1", COLI_MMAP="1")
+    assert value("io", None, DIRECT="0", COLI_MMAP="1")[0] == "mmap"
+    assert value("io", "pread", DIRECT="1", COLI_MMAP="1") == ("pread", "flag")
+
+
 @pytest.mark.parametrize(("text", "wanted"), [("1", True), ("2", True), ("0", False), ("yes", True), ("off", False)])
 def test_tokens_variable_is_a_switch(text, wanted):
     assert value("tokens", None, TOKENS=text)[0] is wanted

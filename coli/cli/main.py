@@ -7,6 +7,7 @@ for it.
 
 from __future__ import annotations
 
+import errno
 import functools
 import importlib
 import os
@@ -27,6 +28,8 @@ from coli.errors import ColiError
 from coli.options import debug_wanted
 
 INTERRUPTED, OUTPUT_CLOSED = 130, 141
+_ENOUGH_FILES = 64
+_FEW_FILES = f"too many open files: this process may not open more (`ulimit -n`); {_ENOUGH_FILES} are enough"
 
 # name -> (module in coli.cli that defines `command`, line for --help)
 COMMANDS = {
@@ -116,13 +119,31 @@ def run(args: Sequence[str]) -> int:
     except ColiError as error:
         return _fail(str(error), error.exit_code)
     except OSError as error:
+        if _files_ran_out(error):
+            return _fail(_FEW_FILES, 1)
         place = f"{error.filename}: " if error.filename else ""
         return _fail(f"{place}{error.strerror or error}", 1)
     except MemoryError:
         return _fail("out of memory; lower --ram or --ctx", 1)
     except Exception as error:
+        if _files_ran_out(error):
+            return _fail(_FEW_FILES, 1)
         reason = f"internal error: {type(error).__name__}: {error}"
         return _fail(reason + ("" if debug_wanted() else " (COLI_DEBUG=1 shows where)"), 1)
+
+
+def _files_ran_out(error: BaseException) -> bool:
+    """Whether it comes from a refusal to open one more file; libraries hide that behind errors of their own."""
+    seen: BaseException | None = error
+    while seen is not None:
+        if isinstance(seen, OSError) and seen.errno == errno.EMFILE:
+            return True
+        seen = seen.__cause__ or seen.__context__
+    if isinstance(error, OSError):
+        return False
+    import resource  # not on Windows, which is refused before this can be reached
+
+    return os.strerror(errno.EMFILE) in str(error) or resource.getrlimit(resource.RLIMIT_NOFILE)[0] < _ENOUGH_FILES
 
 
 def _fail(message: str, status: int) -> int:

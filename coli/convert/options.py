@@ -1,12 +1,11 @@
 """What conversion is asked to do and what it reports, as plain values."""
 
-import os
-import sys
 from dataclasses import dataclass
 from pathlib import Path
 
 from coli.convert.importance import Calibration
 from coli.errors import OptionError
+from coli.processors import usable_cores
 from coli.store.layout import KINDS, Kind
 
 DEFAULT_EXPERTS = Kind.Q4
@@ -24,7 +23,7 @@ class ConvertOptions:
     quant: str | None = None
     experts: str | None = None
     dense: str | None = None
-    threads: int | None = None  # of quantization; None: all CPUs of this process
+    threads: int | None = None  # of quantization; None: the cores this process may use
     simd: str = "auto"
     kernel_cache: Path | None = None
     calibration: Calibration | None = None  # weights the error of q4 scales; None: all columns count the same
@@ -41,7 +40,7 @@ class ConvertOptions:
         """Threads to quantize with."""
         if self.threads is not None:
             return self.threads
-        return len(os.sched_getaffinity(0)) if sys.platform == "linux" else os.cpu_count() or 1
+        return usable_cores()
 
 
 @dataclass(frozen=True, slots=True)

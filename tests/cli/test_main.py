@@ -2,6 +2,7 @@ import ast
 import contextlib
 import dataclasses
 import os
+import resource
 import signal
 import subprocess
 import sys
@@ -94,6 +95,20 @@ def test_help_is_on_stdout(coli, args):
     done = coli(*args)
     assert (done.status, done.err) == (0, "")
     assert done.out.startswith("Usage: coli")
+
+
+@pytest.mark.parametrize("files", [7, 8])
+def test_too_few_files_is_one_line(files):
+    done = subprocess.run(
+        [sys.executable, "-m", "coli", "run", "--quiet", "--ngen", "2", "hi"],
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        cwd=ROOT,
+        preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_NOFILE, (files, files)),
+    )
+    if done.returncode:  # how many are enough depends on the libraries
+        assert done.stderr.decode().startswith("coli: too many open files: ")
+        assert (done.returncode, done.stderr.count(b"\n")) == (1, 1)
 
 
 def test_no_command_shows_the_help_on_stderr(coli):
