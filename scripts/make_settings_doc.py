@@ -40,7 +40,8 @@ RULES = """
 - `TEMP` counts only when it is wholly a number: it is a folder on some systems.
 - `SNAP` counts only when the folder it names holds coli.json or config.json.
 - `COLI_CORPUS_K` and `GRAMMAR_DRAFT` above 48 become 48, and `GRAMMAR_DRAFT` below 1 becomes 24, with one notice.
-- `DIRECT=1` means `--io direct`, `COLI_MMAP=1` means `--io mmap`; both at once are refused. Any `NO_COLOR` means `--color never`.
+- `DIRECT=1` means `--io direct`, `COLI_MMAP=1` means `--io mmap`; both at once are refused. Any `NO_COLOR` means
+  `--color never`.
 - A prompt argument `-` stands for standard input, less the newline that ends its last line. Without arguments and
   `PROMPT`, standard input is the prompt if it is not a terminal.
 """
