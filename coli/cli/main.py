@@ -85,6 +85,7 @@ def main(args: Sequence[str] | None = None) -> None:
     _install_signals()
     if not sys.warnoptions and not debug_wanted():
         warnings.simplefilter("ignore")  # those of libraries: standard error is for our lines
+    cli._main_shell_completion({}, "coli")  # when a shell asks (_COLI_COMPLETE), it answers and leaves
     status = run(sys.argv[1:] if args is None else args)
     try:
         sys.stdout.flush()
