@@ -16,6 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from coli.convert.conversion import Notice, Progress, convert_source
+from coli.convert.fp8 import E4M3, NUMBERS, block_size, with_scales
 from coli.convert.options import ConvertOptions, ConvertReport
 from coli.errors import CheckpointError, OptionError, UnsupportedModelError
 from coli.store.manifest import MANIFEST
@@ -31,7 +32,7 @@ SIDE_FILES = (
 )  # fmt: skip
 _SHARD = re.compile(r"(?P<stem>.+)-(?P<number>\d{5,})-of-(?P<count>\d{5,})\.safetensors")
 _UNFINISHED = (".incomplete", ".part", ".partial", ".aria2", ".crdownload", ".download", ".tmp")
-_ITEM_BYTES: Mapping[str, int] = {"F32": 4, "F16": 2, "BF16": 2}
+_ITEM_BYTES: Mapping[str, int] = {"F32": 4, "F16": 2, "BF16": 2, E4M3: 1}
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,6 +69,8 @@ class HuggingFaceTensor:
 
     def read_rows(self, start: int, stop: int) -> NDArray[np.float32]:
         raw = self.file.read(self.info, start * self.row_bytes, (stop - start) * self.row_bytes)
+        if self.info.dtype == E4M3:  # still to be scaled
+            return NUMBERS[raw].reshape(stop - start, -1)
         if self.info.dtype == "BF16":  # the upper half of a float32
             return (raw.view("<u2").astype(np.uint32) << np.uint32(16)).view(np.float32).reshape(stop - start, -1)
         dtype = "<f4" if self.info.dtype == "F32" else "<f2"
@@ -88,8 +91,10 @@ class HuggingFaceSource:
         self.config: Mapping[str, Any] = parse_object(self.config_text, str(self.config_path))
         names = find_shards(path)
         self._files = [SafetensorsFile(path / name) for name in names]
-        self.tensors = _tensors_by_name(self._files)
-        _check_index(path, self.tensors, names)
+        tensors = _tensors_by_name(self._files)
+        _check_index(path, tensors, names)
+        fp8 = frozenset(name for name, tensor in tensors.items() if tensor.info.dtype == E4M3)
+        self.tensors = with_scales(tensors, fp8, block_size(self.config, self.config_path))
         self._side_paths = _side_files(path)
         self.side_files: Mapping[str, Path | bytes] = {file.name: file for file in self._side_paths}
         self.description: Mapping[str, Any] = {"format": "huggingface", "name": _model_name(path)}

@@ -45,9 +45,11 @@ def spec_from_config(config: Mapping[str, Any], path: Path) -> ModelSpec:
         method = ConfigReader(config["quantization_config"], path, "quantization_config").text(
             "quant_method", default="of unknown method"
         )
-        raise UnsupportedModelError(
-            f"{path}: quantization_config {method!r} is not supported: use the float16, bfloat16 or float32 checkpoint"
-        )
+        if method != "fp8":
+            raise UnsupportedModelError(
+                f"{path}: quantization_config {method!r} is not supported: use the fp8, float16, bfloat16 or float32"
+                " checkpoint"
+            )
     hidden_act = reader.text("hidden_act", default="silu")
     if hidden_act not in ("silu", "swish"):
         raise reader.unsupported("hidden_act", hidden_act, ["silu"])

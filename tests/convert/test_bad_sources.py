@@ -362,7 +362,7 @@ def test_absurd_counts_in_the_config_stay_cheap(run: Run, single: Path) -> None:
         ({"rope_scaling": {"type": "dynamic"}}, UnsupportedModelError, "rope_type 'dynamic' is not supported"),
         ({"hidden_size": "wide"}, CheckpointError, "hidden_size: expected a whole number, found 'wide'"),
         ({"num_experts_per_tok": 9}, CheckpointError, "num_experts_per_tok: expected 1..8, found 9"),
-        ({"quantization_config": {"quant_method": "fp8"}}, UnsupportedModelError, "quantization_config 'fp8'"),
+        ({"quantization_config": {"quant_method": "awq"}}, UnsupportedModelError, "quantization_config 'awq'"),
     ],
 )
 def test_bad_configs_are_refused_with_the_key(
