@@ -17,8 +17,10 @@ from numpy.typing import NDArray
 
 from coli.convert.conversion import Notice, Progress, convert_source
 from coli.convert.gguf_config import ROPE_FREQS, Metadata, architecture_of, config_from_metadata
+from coli.convert.gguf_deepseek import DEEPSEEK, deepseek_config
 from coli.convert.gguf_file import GgufFile
 from coli.convert.gguf_tensors import FLOAT_TYPES, NATIVE_KINDS, Heads, gguf_name, hugging_face_tensors, to_float32
+from coli.convert.latent import with_head_matrices
 from coli.convert.options import ConvertOptions, ConvertReport
 from coli.convert.source import SourceTensor
 from coli.errors import CheckpointError, OptionError
@@ -54,13 +56,16 @@ class GgufSource:
         metadata = Metadata(values, paths[0])
         architecture = architecture_of(metadata)
         shapes = {name: file.header.tensors[name].shape for name, file in holders.items()}
-        config, unknown = config_from_metadata(metadata, shapes, _rope_freqs(holders))
+        read = deepseek_config if metadata.architecture in DEEPSEEK else config_from_metadata
+        config, unknown = read(metadata, shapes, _rope_freqs(holders))
+        if config.get("num_nextn_predict_layers"):
+            holders = {name: file for name, file in holders.items() if _layer(name) < config["num_hidden_layers"]}
         if unknown:
             self.notices.append(
                 f"{paths[0].name}: metadata keys that coli does not know are ignored: {', '.join(unknown)}"
             )
         query, key = config["num_attention_heads"], config["num_key_value_heads"]
-        heads = Heads(query, key, config["head_dim"], architecture.permuted)
+        heads = Heads(query, key, config.get("head_dim", 1), architecture.permuted)
         self.tensors: Mapping[str, SourceTensor] = hugging_face_tensors(holders, heads)
         self._check_complete(config)
         self.side_files: Mapping[str, Path | bytes] = tokenizer_files(values, paths[0])
@@ -92,6 +97,8 @@ class GgufSource:
     def _check_complete(self, config: Mapping[str, Any]) -> None:
         """CheckpointError with the file's own name of the first tensor that is missing."""
         spec = spec_from_config(config, self.path)
+        if spec.latent is not None:
+            self.tensors = with_head_matrices(self.tensors, spec, spec.latent)
         missing = [gguf_name(wanted.name) for wanted in dense_tensors(spec) if wanted.name not in self.tensors]
         for layer_idx in spec.moe_layers:
             experts = f"model.layers.{layer_idx}.mlp.experts"
@@ -169,6 +176,12 @@ def _check_split(files: Sequence[GgufFile], holders: Mapping[str, GgufFile]) -> 
         raise CheckpointError(
             f"{path}: {len(holders)} tensors in {len(files)} files, but split.tensors.count is {total}"
         )
+
+
+def _layer(name: str) -> int:
+    """The layer a tensor belongs to, -1 for those of no layer."""
+    match = re.match(r"blk\.(\d{1,9})\.", name)
+    return int(match[1]) if match else -1
 
 
 def _holders(files: Sequence[GgufFile]) -> dict[str, GgufFile]:

@@ -4,7 +4,7 @@ Key names are those of the `gguf` package; defaults are llama.cpp's. A key that 
 families cannot follow is refused by name; keys nobody here knows are returned so that the caller can tell.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
@@ -33,6 +33,9 @@ class Architecture:
 
 
 ARCHITECTURES: Mapping[str, Architecture] = {
+    "deepseek2": Architecture("deepseek_v3", "deepseek_v3", permuted=False),
+    "glm-dsa": Architecture("glm_moe_dsa", "glm_moe_dsa", permuted=False),
+    "glm4moe": Architecture("glm4_moe", "glm4_moe", permuted=False),
     "llama": Architecture("llama", "mixtral", permuted=True),
     "olmoe": Architecture("olmoe", "olmoe", permuted=False),
     "qwen2moe": Architecture("qwen2_moe", "qwen2_moe", permuted=False),
@@ -169,13 +172,13 @@ def config_from_metadata(
     factors by which Llama 3 divides its frequencies.
     """
     architecture = architecture_of(metadata)
-    _refuse_what_changes_the_result(metadata)
+    refuse_what_changes_the_result(metadata)
     num_experts = metadata.integer(Keys.LLM.EXPERT_COUNT, default=0, minimum=0)
     model_type = architecture.moe_type if num_experts else architecture.model_type
     if model_type is None or (num_experts == 0 and architecture.moe_type == architecture.model_type):
         raise metadata.wrong(Keys.LLM.EXPERT_COUNT, "routed experts" if num_experts == 0 else "none", num_experts)
     config: dict[str, Any] = {"model_type": model_type, **_trunk(metadata, shapes)}
-    config |= _rope(metadata, config, rope_freqs)
+    config |= rope_config(metadata, config, rope_freqs)
     if num_experts:
         config |= _experts(metadata, model_type, num_experts, config, shapes)
     config |= _window(metadata, model_type, config["max_position_embeddings"])
@@ -184,10 +187,15 @@ def config_from_metadata(
         raise _unsupported(metadata, Keys.Attention.CLAMP_KQV, clip)
     if clip is not None:
         config["clip_qkv"] = clip
+    return config, unknown_keys(metadata)
+
+
+def unknown_keys(metadata: Metadata) -> list[str]:
+    """Keys of the architecture that nobody has asked for."""
     for name in _REDUNDANT:
         metadata.get(name)
     prefix = metadata.architecture + "."
-    return config, sorted(key for key in metadata.values if key.startswith(prefix) and key not in metadata.asked)
+    return sorted(key for key in metadata.values if key.startswith(prefix) and key not in metadata.asked)
 
 
 def _trunk(metadata: Metadata, shapes: Shapes) -> dict[str, Any]:
@@ -258,7 +266,9 @@ def _window(metadata: Metadata, model_type: str, longest: int) -> dict[str, Any]
     return {"sliding_window": window}
 
 
-def _rope(metadata: Metadata, config: Mapping[str, Any], rope_freqs: NDArray[np.float32] | None) -> dict[str, Any]:
+def rope_config(
+    metadata: Metadata, config: Mapping[str, Any], rope_freqs: NDArray[np.float32] | None
+) -> dict[str, Any]:
     """rope_theta and rope_scaling. llama.cpp's rule: a factor without a type is linear."""
     theta = metadata.number(Keys.Rope.FREQ_BASE, default=10000.0)
     old_factor = metadata.optional_number("{arch}.rope.scale_linear")
@@ -323,10 +333,11 @@ def _llama3(found: NDArray[np.float32], theta: float, head_dim: int) -> dict[str
     return None
 
 
-def _refuse_what_changes_the_result(metadata: Metadata) -> None:
+def refuse_what_changes_the_result(metadata: Metadata, followed: Sequence[str] = ()) -> None:
+    """Refuse keys that matter elsewhere, but those in `followed`, which the caller obeys."""
     for name, neutral in _NEUTRAL:
         value = metadata.get(name)
-        if value is not None and value not in neutral:
+        if value is not None and value not in neutral and name not in followed:
             raise _unsupported(metadata, name, value)
 
 

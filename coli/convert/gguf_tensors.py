@@ -36,11 +36,25 @@ _PER_LAYER = {
     "attn_output": "self_attn.o_proj",
     "attn_q_norm": "self_attn.q_norm",
     "attn_k_norm": "self_attn.k_norm",
+    "attn_q_a": "self_attn.q_a_proj",
+    "attn_q_a_norm": "self_attn.q_a_layernorm",
+    "attn_q_b": "self_attn.q_b_proj",
+    "attn_kv_a_mqa": "self_attn.kv_a_proj_with_mqa",
+    "attn_kv_a_norm": "self_attn.kv_a_layernorm",
+    "attn_kv_b": "self_attn.kv_b_proj",
+    "attn_k_b": "self_attn.k_up",
+    "attn_v_b": "self_attn.v_up",
+    "indexer.attn_k": "self_attn.indexer.wk",
+    "indexer.attn_q_b": "self_attn.indexer.wq_b",
+    "indexer.k_norm": "self_attn.indexer.k_norm",
+    "indexer.proj": "self_attn.indexer.weights_proj",
     "ffn_norm": "post_attention_layernorm",
+    "post_attention_norm": "post_attention_layernorm",
     "ffn_gate": "mlp.gate_proj",
     "ffn_up": "mlp.up_proj",
     "ffn_down": "mlp.down_proj",
     "ffn_gate_inp": "mlp.gate",
+    "exp_probs_b": "mlp.gate.e_score_correction",
     "ffn_gate_exps": "mlp.experts.gate_proj",
     "ffn_up_exps": "mlp.experts.up_proj",
     "ffn_down_exps": "mlp.experts.down_proj",
@@ -50,7 +64,7 @@ _PER_LAYER = {
     "ffn_up_shexp": "mlp.shared_expert.up_proj",
     "ffn_down_shexp": "mlp.shared_expert.down_proj",
 }
-_LAYER = re.compile(r"blk\.(\d{1,4})\.([a-z_]+)\.(weight|bias)")
+_LAYER = re.compile(r"blk\.(\d{1,4})\.([a-z_.]+)\.(weight|bias)")
 _ONE_EXPERT = re.compile(r"blk\.(\d{1,4})\.ffn_(gate|up|down)\.(\d{1,5})\.weight")
 _BUFFERS = re.compile(
     r"(blk\.\d+\.)?(rope_freqs|attn_rot_embd|attn_rot_freqs)(\.weight)?"
@@ -153,6 +167,8 @@ def hugging_face_tensors(files: Mapping[str, GgufFile], heads: Heads) -> dict[st
             continue
         for renamed, tensor in _translate(GgufTensor(file, info, info.shape), heads):
             _check_type(tensor)
+            if renamed in found:
+                raise CheckpointError(f"tensors {found[renamed].name} and {tensor.name}: both are {renamed}")
             found[renamed] = tensor
     return found
 
@@ -193,6 +209,11 @@ def _translate(tensor: GgufTensor, heads: Heads) -> Iterator[tuple[str, GgufTens
             return
         if part == "ffn_gate_inp_shexp":
             tensor = replace(tensor, shape=(1, tensor.shape[-1]))
+        if part in ("attn_k_b", "attn_v_b") and len(tensor.shape) == 3:  # a matrix per head
+            tensor = replace(tensor, shape=(tensor.shape[0] * tensor.shape[1], tensor.shape[2]))
+        if part == "exp_probs_b":
+            yield f"{prefix}.mlp.gate.e_score_correction_bias", tensor
+            return
         if heads.permuted and part in ("attn_q", "attn_k"):
             tensor = _permuted(tensor, heads.query if part == "attn_q" else heads.key)
         yield f"{prefix}.{_PER_LAYER[part]}.{suffix}", tensor
