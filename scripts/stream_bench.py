@@ -1,12 +1,15 @@
-"""Decoding a model that does not fit: coli's read modes, a raw reader and llama.cpp, each in a memory cgroup, in turns.
+"""Models larger than RAM: coli's read modes, budgets and prefill chunks, a raw reader and llama.cpp, in memory cgroups.
 
     python scripts/stream_bench.py CONTAINER [--limit 6GiB] [--modes direct,pread,mmap] [--tokens 8] [--rounds 3]
-                                   [--llama-python VENV/bin/python --gguf MODEL.gguf]
+        [--llama-python VENV/bin/python --gguf MODEL.gguf] [--budgets 2GiB,3GiB,...]
+        [--chunks 512:128,...] [-o TABLES.md]
 
 Needs root (it makes memory cgroups, version 1 or 2) and, for llama.cpp, an environment with llama-cpp-python. Every
 engine is a process in a group of its own, limited to the same bytes, and decodes the same ids one at a time; in every
-round each measures once, and the raw reader reads records at random with direct I/O between them. So ratios within a
-round count, absolute speeds drift with the disk. Takes about (engines x tokens x rounds x seconds a token).
+round each that fits beside the others measures once, and the raw reader reads records at random with direct I/O
+between them. So ratios within a round count, absolute speeds drift with the disk. Then one process after the other:
+budgets (a limit each; a prefill of 256 ids fills the store), and prompts in chunks (PROMPT:CHUNK pairs). Every table is
+printed, and added to -o, as soon as it is complete. `--budgets none`, `--chunks none` leave a part out.
 """
 
 from __future__ import annotations
@@ -16,6 +19,7 @@ import json
 import os
 import random
 import shutil
+import signal
 import subprocess
 import sys
 import time
@@ -64,31 +68,53 @@ class Group:
 class Coli:
     """coli's forward, one id at a time."""
 
-    def __init__(self, path: str, mode: str, threads: int, context: int) -> None:
+    def __init__(self, path: str, mode: str, threads: int, context: int, chunk: int) -> None:
         import numpy as np
 
+        from coli import loading
         from coli.llm import LLM
         from coli.options import EngineOptions
+        from coli.tools.trace import TraceRecorder
+
+        loading.PREFILL_CHUNK = self._chunk = chunk  # the plan has to count its buffers
+        self._recorder = TraceRecorder()
 
         self._np = np
         options = EngineOptions(threads=threads, io=mode, pin="off", usage_save=False)
         began = time.perf_counter()
-        self._llm = LLM.open(Path(path), options, lambda line: print(f"coli: {line}", file=sys.stderr))
+        self._llm = LLM.open(Path(path), options, lambda line: print(f"coli: {line}", file=sys.stderr),
+                             trace=self._recorder)  # fmt: skip
         self.open_s = time.perf_counter() - began
         self._loaded = self._llm.load(context)
         self.load_s = time.perf_counter() - began - self.open_s
         self._cache = self._loaded.new_cache(context)
         self.vocab_size = self._llm.spec.vocab_size
 
-    def run(self, ids: Sequence[int]) -> dict[str, Any]:
+    def run(self, ids: Sequence[int], prefill: bool) -> dict[str, Any]:
         np, before = self._np, self._loaded.store_counters()
-        for token_id in ids:
-            at = np.array([self._cache.length], np.int64)
-            first = np.zeros(1, np.int64)
-            self._loaded.model.forward(self._cache, np.array([token_id], np.int64), at, None, first, prefill=False)
-            self._loaded.model.settle(first)
+        step = self._chunk if prefill else 1
+        for start in range(0, len(ids), step):
+            rows = np.array(ids[start : start + step], np.int64)
+            at, last = self._cache.length + np.arange(len(rows)), np.array([len(rows) - 1], np.int64)
+            self._loaded.model.forward(self._cache, rows, at, None, last, prefill=prefill)
+            if not prefill:
+                self._loaded.model.settle(last)
         counted = self._loaded.store_counters().since(before)
         return {"hit_rate": counted.hit_rate(), "bytes": counted.bytes_read, "wait_s": counted.wait_s}
+
+    def replayed(self) -> float | None:
+        """Bytes the replay of this process's own trace reads, as a share of those it read."""
+        from coli.tools.replay import replay_setup
+        from coli.tools.trace import traced_model
+
+        store, spec = self._loaded.store, self._llm.spec
+        if store is None or not store.bytes_read:
+            return None
+        model = traced_model(self._llm.container, spec.num_hidden_layers, spec.num_experts_per_tok)
+        trace = self._recorder.trace(model, store.policy)
+        counts = replay_setup(trace, trace.setup)
+        record = model.experts_bytes / len(model.record_bytes) / model.num_experts
+        return (counts.misses + counts.prefill_misses) * record / store.bytes_read
 
 
 class LlamaCpp:
@@ -96,7 +122,7 @@ class LlamaCpp:
 
     open_s = load_s = 0.0
 
-    def __init__(self, path: str, mode: str, threads: int, context: int) -> None:
+    def __init__(self, path: str, mode: str, threads: int, context: int, chunk: int) -> None:
         from llama_cpp import Llama, llama_cpp
 
         params = llama_cpp.llama_model_default_params()
@@ -105,11 +131,14 @@ class LlamaCpp:
         self._llama = Llama(path, n_ctx=context, n_threads=threads, n_threads_batch=threads, verbose=False)
         self.vocab_size = self._llama.n_vocab()
 
-    def run(self, ids: Sequence[int]) -> dict[str, Any]:
+    def run(self, ids: Sequence[int], prefill: bool) -> dict[str, Any]:
         before = _bytes_read()
         for token_id in ids:
             self._llama.eval([token_id])
         return {"hit_rate": None, "bytes": _bytes_read() - before, "wait_s": None}
+
+    def replayed(self) -> float | None:
+        return None
 
 
 def _bytes_read() -> int:
@@ -118,15 +147,16 @@ def _bytes_read() -> int:
     return int(fields["read_bytes"])
 
 
-def worker(engine: str, path: str, mode: str, threads: int, context: int) -> None:
-    """Decode as many ids as each line of standard input says; one JSON object a line back."""
-    model = (Coli if engine == "coli" else LlamaCpp)(path, mode, threads, context)
+def worker(engine: str, path: str, mode: str, threads: int, context: int, chunk: int) -> None:
+    """Do what each line of standard input says, "decode N", "prefill N" or "replay"; one JSON object a line back."""
+    model = (Coli if engine == "coli" else LlamaCpp)(path, mode, threads, context, chunk)
     rng = random.Random(1)
     print(json.dumps({"open_s": model.open_s, "load_s": model.load_s}), flush=True)
     for line in sys.stdin:
-        ids = [rng.randrange(min(model.vocab_size, 32000)) for _ in range(int(line))]
+        verb, count = line.split()
+        ids = [rng.randrange(min(model.vocab_size, 32000)) for _ in range(int(count))]
         began = time.perf_counter()
-        counted = model.run(ids)
+        counted = {"replayed": model.replayed()} if verb == "replay" else model.run(ids, verb == "prefill")
         print(json.dumps({"seconds": time.perf_counter() - began, **counted}), flush=True)
 
 
@@ -142,9 +172,9 @@ class Engine:
         )  # fmt: skip
         self.start = self._answer()
 
-    def decode(self, count: int) -> dict[str, Any]:
+    def ask(self, verb: str, count: int = 0) -> dict[str, Any]:
         assert self._process.stdin is not None
-        self._process.stdin.write(f"{count}\n")
+        self._process.stdin.write(f"{verb} {count}\n")
         self._process.stdin.flush()
         return self._answer()
 
@@ -152,7 +182,11 @@ class Engine:
         if self._process.poll() is None:
             assert self._process.stdin is not None
             self._process.stdin.close()
-            self._process.wait()
+            try:
+                self._process.wait(20)
+            except subprocess.TimeoutExpired:
+                self._process.kill()
+                self._process.wait()
         self.group.remove()
 
     def _answer(self) -> dict[str, Any]:
@@ -165,79 +199,174 @@ class Engine:
 
 
 def bench(args: argparse.Namespace) -> None:
-    """Run it all and print the table."""
+    """Run the parts one after the other; each writes its table when it has it."""
     from coli.cli.report_lines import size
     from coli.setting_values import parse_size
     from coli.store.container import Container
-    from coli.tools.probe import disk_speed
 
-    limit = parse_size(args.limit)
     container = Container.open(args.container)
     layouts = [container.expert_layout(i) for i in container.moe_layers]
     files, record = sorted({layout.path for layout in layouts}), max(layout.record_bytes for layout in layouts)
-    context = WARM_UP + args.tokens * args.rounds + 64
+    began = time.monotonic()
+    tell(
+        args,
+        f"{time.strftime('%Y-%m-%d %H:%M')}, {args.container.name}, {args.threads} threads, load average "
+        f"{os.getloadavg()[0]:.1f}, experts {size(record)} each",
+    )
+    compare(args, files, record, parse_size(args.limit))
+    budgets(args, [parse_size(text) for text in args.budgets])
+    chunks(args, parse_size(args.limit))
+    tell(args, f"load average at the end {os.getloadavg()[0]:.1f}, {time.monotonic() - began:.0f} s in all")
+
+
+def compare(args: argparse.Namespace, files: Sequence[Path], record: int, limit: int) -> None:
+    """Read modes and llama.cpp, as many at a time as the machine's free memory holds, the first two always."""
+    import psutil
+
+    from coli.cli.report_lines import size
+    from coli.tools.probe import disk_speed
+
     ways = [(f"coli {mode}", sys.executable, ("coli", str(args.container), mode)) for mode in args.modes]
     if args.llama_python:
-        ways.append(("llama.cpp mmap", args.llama_python, ("llama.cpp", str(args.gguf), "mmap")))
-    raw: list[float] = []
-    engines: list[Engine] = []
-    try:
-        for name, python, arguments in ways:
-            engines.append(Engine(name, python, (*arguments, str(args.threads), str(context)), limit))
-            engines[-1].decode(WARM_UP)
-            print(f"{name}: opened in {engines[-1].start['open_s']:.2f} s", file=sys.stderr)
-        for _ in range(args.rounds):
-            raw.append(disk_speed(files, record, 2.0).bytes_per_s)
+        ways.insert(1, ("llama.cpp mmap", args.llama_python, ("llama.cpp", str(args.gguf), "mmap")))
+    together = max(2, int(psutil.virtual_memory().available * 0.95 / limit))
+    context = WARM_UP + args.tokens * args.rounds + 64
+    lines, speeds = [], []
+    for start in range(0, len(ways), together):
+        engines: list[Engine] = []
+        raw: list[float] = []
+        try:
+            for name, python, arguments in ways[start : start + together]:
+                engines.append(Engine(name, python, (*arguments, str(args.threads), str(context), "512"), limit))
+                engines[-1].ask("decode", WARM_UP)
+            for _ in range(args.rounds):
+                raw.append(disk_speed(files, record, 2.0).bytes_per_s)
+                for engine in engines:
+                    engine.rounds.append(engine.ask("decode", args.tokens))
+            rival = next((engine for engine in engines if engine.name.startswith("llama")), None)
+            lines += [_row(engine, rival, raw, args.tokens) for engine in engines]
+            speeds += raw
+        finally:
             for engine in engines:
-                engine.rounds.append(engine.decode(args.tokens))
-        print(
-            f"{args.container.name}, limit {size(limit)} each, {args.threads} threads, {args.tokens} ids a round, "
-            f"{args.rounds} rounds;\nraw direct reads of {size(record)}: {size(median(raw))}/s; "
-            f"load average {os.getloadavg()[0]:.1f}\n"
-        )
-        print("| engine | tok/s | ratio to the last | hit rate | read per token | GB/s | of raw | peak | killed |")
-        print("|---|---|---|---|---|---|---|---|---|")
-        for engine in engines:
-            print(_row(engine, engines[-1], raw, args.tokens))
-    finally:
-        for engine in engines:
-            engine.close()
+                engine.close()
+    tell(
+        args,
+        f"Decoding within {size(limit)} each, {args.tokens} ids a round, {args.rounds} rounds; raw direct reads "
+        f"{size(median(speeds))}/s:\n\n"
+        "| engine | tok/s | times llama.cpp | hit rate | read per token | GB/s | of raw | waiting for reads | "
+        "replay / read | open, s | load, s | peak | killed |\n|" + "---|" * 13,
+        *lines,
+    )
 
 
-def _row(engine: Engine, last: Engine, raw: Sequence[float], count: int) -> str:
+def _row(engine: Engine, rival: Engine | None, raw: Sequence[float], count: int) -> str:
     from coli.cli.report_lines import percent, size
 
-    seconds = [one["seconds"] for one in engine.rounds]
-    ratios = [theirs["seconds"] / ours["seconds"] for ours, theirs in zip(engine.rounds, last.rounds, strict=True)]
-    rates = [one["bytes"] / one["seconds"] for one in engine.rounds]
+    rounds = engine.rounds
+    seconds = [one["seconds"] for one in rounds]
+    ratio = "-"
+    if rival is not None:
+        pairs = zip(rounds, rival.rounds, strict=True)
+        ratio = f"{median(theirs['seconds'] / ours['seconds'] for ours, theirs in pairs):.2f}"
+    rates = [one["bytes"] / one["seconds"] for one in rounds]
     shares = [rate / speed for rate, speed in zip(rates, raw, strict=True)]
-    hits = [one["hit_rate"] for one in engine.rounds]
+    waits = [one["wait_s"] for one in rounds]
+    waiting = "-" if None in waits else f"{sum(waits) / sum(seconds):.0%}"
+    replayed = engine.ask("replay")["replayed"]
+    hits = [one["hit_rate"] for one in rounds]
     return (
-        f"| {engine.name} | {count / median(seconds):.3f} | {median(ratios):.2f} | "
+        f"| {engine.name} | {count / median(seconds):.3f} | {ratio} | "
         f"{percent(median(hits)) if None not in hits else '-'} | "
-        f"{size(median(one['bytes'] for one in engine.rounds) / count)} | {median(rates) / 1e9:.2f} | "
-        f"{median(shares):.0%} | {size(engine.group.peak_bytes())} | {engine.group.kills()} |"
+        f"{size(median(one['bytes'] for one in rounds) / count)} | {median(rates) / 1e9:.2f} | {median(shares):.0%} | "
+        f"{waiting} | {'-' if replayed is None else f'{replayed:.3f}'} | {engine.start['open_s']:.2f} | "
+        f"{engine.start['load_s']:.2f} | {size(engine.group.peak_bytes())} | {engine.group.kills()} |"
     )
+
+
+def budgets(args: argparse.Namespace, limits: Sequence[int]) -> None:
+    """Decoding at several limits in direct mode, the store filled by a prefill of 256 ids first."""
+    from coli.cli.report_lines import percent, size
+
+    context, lines = 256 + 3 * args.tokens + 64, []
+    for limit in limits:
+        engine = None
+        try:
+            worker_args = ("coli", str(args.container), "direct", str(args.threads), str(context), "256")
+            engine = Engine(f"budget {limit}", sys.executable, worker_args, limit)
+            engine.ask("prefill", 256)
+            engine.ask("decode", args.tokens)
+            done = engine.ask("decode", 2 * args.tokens)
+            lines.append(
+                f"| {size(limit)} | {2 * args.tokens / done['seconds']:.3f} | {percent(done['hit_rate'])} | "
+                f"{size(done['bytes'] / 2 / args.tokens)} | {size(engine.group.peak_bytes())} | "
+                f"{engine.start['load_s']:.1f} | {engine.group.kills()} |"
+            )
+        except SystemExit as refused:
+            lines.append(f"| {size(limit)} | {refused} | | | | | |")
+        finally:
+            if engine is not None:
+                engine.close()
+    if lines:
+        head = "| limit | tok/s | hit rate | read per token | peak | load with touching the slab, s | killed |\n|"
+        tell(args, f"Budgets, direct, {2 * args.tokens} ids each:\n\n{head}" + "---|" * 7, *lines)
+
+
+def chunks(args: argparse.Namespace, limit: int) -> None:
+    """Prompts in chunks of several sizes from a cold store."""
+    from coli.cli.report_lines import size
+
+    lines = []
+    for pair in args.chunks:
+        prompt, chunk = map(int, pair.split(":"))
+        worker_args = ("coli", str(args.container), "direct", str(args.threads), str(prompt + 64), str(chunk))
+        engine = Engine(f"chunk {prompt} {chunk}", sys.executable, worker_args, limit)
+        try:
+            done = engine.ask("prefill", prompt)
+            lines.append(
+                f"| {prompt} | {chunk} | {prompt / done['seconds']:.1f} | {size(done['bytes'])} | "
+                f"{size(engine.group.peak_bytes())} | {engine.group.kills()} |"
+            )
+        finally:
+            engine.close()
+    if lines:
+        head = "| prompt | chunk | tok/s | read | peak | killed |\n|" + "---|" * 6
+        tell(args, f"Prefill by chunk, direct, within {size(limit)}:\n\n{head}", *lines)
+
+
+def tell(args: argparse.Namespace, *lines: str) -> None:
+    text = "\n".join(lines) + "\n"
+    print(text, flush=True)
+    if args.output:
+        with args.output.open("a") as file:
+            file.write(f"{text}\n")
+
+
+def _listed(text: str) -> list[str]:
+    return [] if text == "none" else text.split(",")
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("container", type=Path, nargs="?")
     parser.add_argument("--limit", default="6GiB")
-    parser.add_argument("--modes", type=lambda text: text.split(","), default=["direct", "pread", "mmap"])
+    parser.add_argument("--modes", type=_listed, default=["direct", "pread", "mmap"])
     parser.add_argument("--tokens", type=int, default=8)
     parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--budgets", type=_listed, default=["2GiB", "3GiB", "4GiB", "6GiB", "10GiB", "14GiB", "20GiB"])
+    parser.add_argument("--chunks", type=_listed, default=["512:128", "512:256", "512:512", "2048:512", "2048:2048"])
     parser.add_argument("--threads", type=int, default=len(os.sched_getaffinity(0)))
     parser.add_argument("--llama-python", type=shutil.which)
     parser.add_argument("--gguf", type=Path)
-    parser.add_argument("--worker", nargs=5, help=argparse.SUPPRESS)
+    parser.add_argument("-o", "--output", type=Path)
+    parser.add_argument("--worker", nargs=6, help=argparse.SUPPRESS)
     args = parser.parse_args()
     if args.worker:
-        engine, path, mode, threads, context = args.worker
-        worker(engine, path, mode, int(threads), int(context))
+        engine, path, mode, *numbers = args.worker
+        worker(engine, path, mode, *map(int, numbers))
         return
     if args.container is None or (args.llama_python is None) != (args.gguf is None):
         parser.error("expected CONTAINER, and --llama-python and --gguf together")
+    signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))  # groups and processes are ended
     bench(args)
 
 
