@@ -7,10 +7,9 @@ a thread of the pool. Built by `coli.server.run` and by tests.
 from __future__ import annotations
 
 import asyncio
-import json
 import secrets
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
@@ -20,16 +19,17 @@ from starlette.applications import Starlette
 from starlette.concurrency import run_in_threadpool
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
-from starlette.responses import JSONResponse, Response, StreamingResponse
+from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
 from coli import __version__
 from coli.builtin import GRAMMARS
-from coli.errors import ChatTemplateError, ColiError, ContextLengthError, GrammarError, OptionError
+from coli.errors import ContextLengthError
 from coli.grammar.load import LoadedGrammar
 from coli.llm import LLM
 from coli.options import GenerateOptions
-from coli.server import bodies, metrics
+from coli.server import bodies, metrics, streams
+from coli.server.failures import http_error
 from coli.server.guard import App, Guard, HttpError, read_body
 from coli.server.requests import (
     ChatRequest,
@@ -40,8 +40,8 @@ from coli.server.requests import (
     RefusedFieldError,
     TokenizeRequest,
 )
-from coli.server.tool_calls import certain_text, parse_calls
-from coli.server.worker import Done, Event, Failed, Job, Piece, QueueFullError, ShuttingDownError, TokenLogprob, Worker
+from coli.server.tool_calls import parse_calls
+from coli.server.worker import Done, Event, Failed, Job, TokenLogprob, Worker
 from coli.text.prompt import chat_ids, plain_ids
 
 Body = TypeVar("Body", bound=BaseModel)
@@ -58,20 +58,6 @@ class ServerOptions:
     body_seconds: float = 30.0
     graph_name: str | None = None
     think: bool | None = None
-
-
-class EventStream(StreamingResponse):
-    """Server-sent events of a job, which ends with the response however that ends."""
-
-    def __init__(self, content: AsyncIterator[str], job: Job) -> None:
-        super().__init__(content, media_type="text/event-stream", headers={"Cache-Control": "no-cache"})
-        self._job = job
-
-    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
-        try:
-            await super().__call__(scope, receive, send)
-        finally:
-            self._job.cancelled = True
 
 
 class Api:
@@ -199,7 +185,8 @@ class Api:
         answer_id = f"chatcmpl-{secrets.token_hex(12)}"
         if body.stream:
             with_usage = body.stream_options is not None and body.stream_options.include_usage
-            return EventStream(self._chat_stream(answer_id, job, events, names, with_usage), job)
+            head, token_bytes = self._head(answer_id, "chat.completion.chunk"), self._llm.tokenizer.token_bytes
+            return streams.EventStream(streams.chat_stream(head, token_bytes, events, names, with_usage), job)
         text, entries, done = await self._whole(request, job, events)
         content, calls = parse_calls(text, names) if names else (text, [])
         message: dict[str, Any] = {"role": "assistant", "content": content or (None if calls else ""), "refusal": None}
@@ -211,48 +198,7 @@ class Api:
             "logprobs": None if logprobs is None else bodies.chat_logprobs(self._llm.tokenizer.token_bytes, entries),
             "finish_reason": "tool_calls" if calls else done.finish_reason,
         }
-        return JSONResponse({**self._head(answer_id, "chat.completion"), "choices": [choice], **_ending(done)})
-
-    async def _chat_stream(
-        self, answer_id: str, job: Job, events: asyncio.Queue[Event], names: set[str], with_usage: bool
-    ) -> AsyncIterator[str]:
-        head = self._head(answer_id, "chat.completion.chunk")
-        token_bytes = self._llm.tokenizer.token_bytes
-
-        def chunk(delta: dict[str, Any], reason: str | None = None, entries: Sequence[TokenLogprob] = ()) -> str:
-            logprobs = bodies.chat_logprobs(token_bytes, entries) if entries else None
-            choice = {"index": 0, "delta": delta, "logprobs": logprobs, "finish_reason": reason}
-            return _event({**head, "choices": [choice]})
-
-        yield chunk({"role": "assistant", "content": ""})
-        text, told = "", 0
-        while True:
-            event = await events.get()
-            if isinstance(event, Failed):
-                yield _failed_event(event.error)
-                return
-            if isinstance(event, Piece):
-                text += event.text
-                until = certain_text(text) if names else len(text)
-                if until > told or event.logprobs:
-                    yield chunk({"content": text[told:until]}, entries=event.logprobs)
-                    told = max(told, until)
-                continue
-            reason = event.finish_reason
-            if names:
-                content, calls = parse_calls(text, names)
-                if calls:
-                    reason = "tool_calls"
-                    if len(content) > told:
-                        yield chunk({"content": content[told:]})
-                    yield chunk({"tool_calls": bodies.call_list(calls, answer_id, indexed=True)})
-                elif len(text) > told:
-                    yield chunk({"content": text[told:]})
-            yield chunk({}, reason)
-            if with_usage:
-                yield _event({**head, "choices": [], **_ending(event)})
-            yield "data: [DONE]\n\n"
-            return
+        return JSONResponse({**self._head(answer_id, "chat.completion"), "choices": [choice], **bodies.ending(done)})
 
     async def completion(self, request: Request) -> Response:
         body = await self._read(request, CompletionRequest)
@@ -269,7 +215,8 @@ class Api:
         answer_id = f"cmpl-{secrets.token_hex(12)}"
         if body.stream:
             with_usage = body.stream_options is not None and body.stream_options.include_usage
-            return EventStream(self._completion_stream(answer_id, job, events, with_usage), job)
+            head, token_bytes = self._head(answer_id, "text_completion"), llm.tokenizer.token_bytes
+            return streams.EventStream(streams.completion_stream(head, token_bytes, events, with_usage), job)
         text, entries, done = await self._whole(request, job, events)
         token_bytes = llm.tokenizer.token_bytes
         choice = {
@@ -278,33 +225,7 @@ class Api:
             "logprobs": None if body.logprobs is None else bodies.completion_logprobs(token_bytes, entries, 0),
             "finish_reason": done.finish_reason,
         }
-        return JSONResponse({**self._head(answer_id, "text_completion"), "choices": [choice], **_ending(done)})
-
-    async def _completion_stream(
-        self, answer_id: str, job: Job, events: asyncio.Queue[Event], with_usage: bool
-    ) -> AsyncIterator[str]:
-        head, offset = self._head(answer_id, "text_completion"), 0
-        while True:
-            event = await events.get()
-            if isinstance(event, Failed):
-                yield _failed_event(event.error)
-                return
-            text, logprobs, reason = "", None, None
-            if isinstance(event, Piece):
-                text = event.text
-                if event.logprobs:
-                    token_bytes = self._llm.tokenizer.token_bytes
-                    logprobs = bodies.completion_logprobs(token_bytes, event.logprobs, offset)
-                offset += len(text)
-            else:
-                reason = event.finish_reason
-            choice = {"index": 0, "text": text, "logprobs": logprobs, "finish_reason": reason}
-            yield _event({**head, "choices": [choice]})
-            if isinstance(event, Done):
-                if with_usage:
-                    yield _event({**head, "choices": [], **_ending(event)})
-                yield "data: [DONE]\n\n"
-                return
+        return JSONResponse({**self._head(answer_id, "text_completion"), "choices": [choice], **bodies.ending(done)})
 
     def _head(self, answer_id: str, kind: str) -> dict[str, Any]:
         return {
@@ -388,50 +309,12 @@ class Api:
             job.cancelled = True
 
 
-def _ending(done: Done) -> dict[str, Any]:
-    return {"usage": bodies.usage(done), "coli": bodies.extras(done)}
-
-
-def _event(body: dict[str, Any]) -> str:
-    return f"data: {json.dumps(body, ensure_ascii=False)}\n\n"
-
-
-def _failed_event(error: Exception) -> str:
-    found = _http_error(error)
-    return _event(bodies.error_body(found.status, str(found), found.field, found.code))
-
-
-def _http_error(error: Exception) -> HttpError:
-    """What went wrong as status and message: ours are told as they are, of others only the type."""
-    match error:
-        case HttpError():
-            return error
-        case QueueFullError():
-            message = "the queue is full, try again later"
-            return HttpError(429, message, code="queue_full", retry_after=error.retry_after)
-        case ShuttingDownError():
-            return HttpError(503, "the server is shutting down", code="shutting_down", retry_after=5)
-        case RefusedFieldError():
-            return HttpError(400, f"{error.field}: {error}", error.field)
-        case ContextLengthError():
-            return HttpError(400, str(error), "messages", "context_length_exceeded")
-        case GrammarError():
-            return HttpError(400, str(error), "grammar")
-        case ChatTemplateError():
-            return HttpError(400, str(error), "messages")
-        case OptionError():
-            return HttpError(400, str(error))
-        case ColiError():
-            return HttpError(500, str(error))
-    return HttpError(500, f"internal error: {type(error).__name__}")
-
-
 def _answering(endpoint: Callable[[Request], Awaitable[Response]]) -> Callable[[Request], Awaitable[Response]]:
     async def answer(request: Request) -> Response:
         try:
             return await endpoint(request)
         except Exception as error:
-            return _http_error(error).response()
+            return http_error(error).response()
 
     return answer
 
@@ -442,4 +325,4 @@ async def _not_found(request: Request, error: Exception) -> Response:
 
 
 async def _internal(request: Request, error: Exception) -> Response:
-    return _http_error(error).response()
+    return http_error(error).response()

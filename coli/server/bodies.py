@@ -37,6 +37,10 @@ def extras(done: Done) -> dict[str, Any]:
     return {"seed": done.seed, "forwards": done.forwards, "drafts": done.drafts}
 
 
+def ending(done: Done) -> dict[str, Any]:
+    return {"usage": usage(done), "coli": extras(done)}
+
+
 def _token(token_bytes: Bytes, token_id: int, logprob: float) -> dict[str, Any]:
     data = token_bytes(token_id)
     return {"token": data.decode("utf-8", "replace"), "logprob": logprob, "bytes": list(data)}

@@ -177,7 +177,7 @@ SHOWS_TOOLS = "{% for t in tools or [] %}{{ t.function.name }}{% endfor %}{{ mes
 
 
 def test_tools_reach_the_template_and_calls_are_parsed_back(start, templated, monkeypatch):
-    from coli.server import app
+    from coli.server import app, streams
     from coli.server.tool_calls import parse_calls
 
     server = start(model=templated(SHOWS_TOOLS))
@@ -185,7 +185,8 @@ def test_tools_reach_the_template_and_calls_are_parsed_back(start, templated, mo
     shown = ask(server, max_tokens=4, tools=TOOLS)
     assert shown.usage.prompt_tokens > plain.usage.prompt_tokens
     said = 'fine <tool_call>{"name": "look_up", "arguments": {"q": 1}}</tool_call>'
-    monkeypatch.setattr(app, "parse_calls", lambda text, names: parse_calls(said, names))
+    for module in (app, streams):
+        monkeypatch.setattr(module, "parse_calls", lambda text, names: parse_calls(said, names))
     answer = ask(server, max_tokens=4, tools=TOOLS).choices[0]
     assert answer.finish_reason == "tool_calls"
     assert (answer.message.content, answer.message.tool_calls[0].function.name) == ("fine", "look_up")
