@@ -83,7 +83,7 @@ def test_commands_change_what_follows_and_errors_keep_the_conversation(coli):
 
 
 def test_retry_draws_another_seed(coli):
-    first, retried = talk(coli, "/set temp 3", FIRST, "/set ngen 24", "/retry").out.splitlines()[:2]
+    first, retried = talk(coli, "/set temp 20", "/set ngen 6", FIRST, "/retry").out.splitlines()[:2]
     assert first != retried
 
 
