@@ -32,6 +32,23 @@ NORMAL, UNUSED = 1, 5
 
 
 @dataclass(frozen=True, slots=True)
+class Latent:
+    """Latent attention and what comes with it in DeepSeek-V3 and GLM-5."""
+
+    q_rank: int
+    kv_rank: int
+    nope: int
+    rope: int
+    value: int
+    dense_inter: int
+    dense_layers: int = 3
+    groups: int = 1
+    groups_used: int = 1
+    scale: float = 2.5
+    index: tuple[int, int, int] | None = None  # heads, size, positions chosen
+
+
+@dataclass(frozen=True, slots=True)
 class Shape:
     """What a model's file must say; sizes as in config.json."""
 
@@ -51,9 +68,41 @@ class Shape:
     qk_norm: str = ""  # "head" or "row"
     tied: bool = False
     context: int = 32768
+    latent: Latent | None = None
 
 
 SHAPES = {
+    "deepseek-v3": Shape(
+        "deepseek2",
+        61,
+        7168,
+        128,
+        1,
+        192,
+        2048,
+        129280,
+        1e4,
+        experts=256,
+        per_token=8,
+        shared_inter=2048,
+        latent=Latent(1536, 512, 128, 64, 128, 18432, groups=8, groups_used=4),
+    ),
+    "glm-5": Shape(
+        "glm-dsa",
+        78,
+        6144,
+        64,
+        1,
+        256,
+        2048,
+        154880,
+        1e6,
+        1e-5,
+        experts=256,
+        per_token=8,
+        shared_inter=2048,
+        latent=Latent(2048, 512, 192, 64, 256, 12288, index=(32, 128, 2048)),
+    ),
     "qwen3-30b-a3b": Shape(
         "qwen3moe", 48, 2048, 32, 4, 128, 768, 151936, 1e6, experts=128, per_token=8, qk_norm="head"
     ),
@@ -89,10 +138,13 @@ def tensors(shape: Shape, kind: Type) -> Iterator[Tensor]:
     for i in range(shape.layers):
         block = f"blk.{i}."
         yield Tensor(block + "attn_norm.weight", (hidden,), Type.F32, None)
-        yield Tensor(block + "attn_q.weight", (query, hidden), kind)
-        yield Tensor(block + "attn_k.weight", (key, hidden), kind)
-        yield Tensor(block + "attn_v.weight", (key, hidden), kind)
-        yield Tensor(block + "attn_output.weight", (hidden, query), kind, 4 * branch)
+        if shape.latent is not None:
+            yield from _latent(shape, shape.latent, block, kind, branch)
+        else:
+            yield Tensor(block + "attn_q.weight", (query, hidden), kind)
+            yield Tensor(block + "attn_k.weight", (key, hidden), kind)
+            yield Tensor(block + "attn_v.weight", (key, hidden), kind)
+            yield Tensor(block + "attn_output.weight", (hidden, query), kind, 4 * branch)
         if shape.architecture == "qwen2moe":
             for name, rows in (("q", query), ("k", key), ("v", key)):
                 yield Tensor(f"{block}attn_{name}.bias", (rows,), Type.F32, 0.1)
@@ -101,10 +153,32 @@ def tensors(shape: Shape, kind: Type) -> Iterator[Tensor]:
             yield Tensor(block + "attn_q_norm.weight", (shape.head_dim if per_head else query,), Type.F32, None)
             yield Tensor(block + "attn_k_norm.weight", (shape.head_dim if per_head else key,), Type.F32, None)
         yield Tensor(block + "ffn_norm.weight", (hidden,), Type.F32, None)
-        yield from _mlp(shape, block, kind, branch)
+        if shape.latent is not None and i < shape.latent.dense_layers:
+            yield from _mlp(replace(shape, experts=0, inter=shape.latent.dense_inter), block, kind, branch)
+        else:
+            yield from _mlp(shape, block, kind, branch)
     yield Tensor("output_norm.weight", (hidden,), Type.F32, None)
     if not shape.tied:
         yield Tensor("output.weight", (shape.vocab, hidden), kind, gain=2.0)
+
+
+def _latent(shape: Shape, latent: Latent, block: str, kind: Type, branch: float) -> Iterator[Tensor]:
+    hidden, heads, rank = shape.hidden, shape.heads, latent.kv_rank
+    yield Tensor(block + "attn_q_a.weight", (latent.q_rank, hidden), kind)
+    yield Tensor(block + "attn_q_a_norm.weight", (latent.q_rank,), Type.F32, None)
+    yield Tensor(block + "attn_q_b.weight", (heads * (latent.nope + latent.rope), latent.q_rank), kind)
+    yield Tensor(block + "attn_kv_a_mqa.weight", (rank + latent.rope, hidden), kind)
+    yield Tensor(block + "attn_kv_a_norm.weight", (rank,), Type.F32, None)
+    yield Tensor(block + "attn_k_b.weight", (heads, rank, latent.nope), kind, (latent.nope / rank) ** 0.5)
+    yield Tensor(block + "attn_v_b.weight", (heads, latent.value, rank), kind)
+    yield Tensor(block + "attn_output.weight", (hidden, heads * latent.value), kind, 4 * branch)
+    if latent.index is not None:
+        count, size, _ = latent.index
+        yield Tensor(block + "indexer.attn_q_b.weight", (count * size, latent.q_rank), kind)
+        yield Tensor(block + "indexer.attn_k.weight", (size, hidden), kind)
+        yield Tensor(block + "indexer.k_norm.weight", (size,), Type.F32, None)
+        yield Tensor(block + "indexer.k_norm.bias", (size,), Type.F32, 0.1)
+        yield Tensor(block + "indexer.proj.weight", (count, hidden), Type.F32)
 
 
 def _mlp(shape: Shape, block: str, kind: Type, branch: float) -> Iterator[Tensor]:
@@ -119,7 +193,10 @@ def _mlp(shape: Shape, block: str, kind: Type, branch: float) -> Iterator[Tensor
     yield Tensor(block + "ffn_up_exps.weight", (shape.experts, inter, hidden), kind)
     yield Tensor(block + "ffn_down_exps.weight", (shape.experts, hidden, inter), kind, 4 * branch)
     if shape.shared_inter:
-        yield Tensor(block + "ffn_gate_inp_shexp.weight", (hidden,), Type.F32, hidden**-0.5)
+        if shape.latent is None:
+            yield Tensor(block + "ffn_gate_inp_shexp.weight", (hidden,), Type.F32, hidden**-0.5)
+        else:
+            yield Tensor(block + "exp_probs_b.bias", (shape.experts,), Type.F32, 0.01)
         yield Tensor(block + "ffn_gate_shexp.weight", (shape.shared_inter, hidden), kind)
         yield Tensor(block + "ffn_up_shexp.weight", (shape.shared_inter, hidden), kind)
         yield Tensor(block + "ffn_down_shexp.weight", (hidden, shape.shared_inter), kind, 2 * branch)
@@ -236,21 +313,44 @@ def _write_metadata(writer: gguf.GGUFWriter, shape: Shape, file_type: int) -> No
     writer.add_block_count(shape.layers)
     writer.add_context_length(shape.context)
     writer.add_embedding_length(shape.hidden)
-    writer.add_feed_forward_length(shape.inter)
+    writer.add_feed_forward_length(shape.latent.dense_inter if shape.latent else shape.inter)
     writer.add_head_count(shape.heads)
     writer.add_head_count_kv(shape.kv_heads)
-    writer.add_key_length(shape.head_dim)
-    writer.add_value_length(shape.head_dim)
-    writer.add_rope_dimension_count(shape.head_dim)
+    if shape.latent is not None:
+        _write_latent(writer, shape.latent)
+    else:
+        writer.add_key_length(shape.head_dim)
+        writer.add_value_length(shape.head_dim)
+        writer.add_rope_dimension_count(shape.head_dim)
     writer.add_rope_freq_base(shape.theta)
     writer.add_layer_norm_rms_eps(shape.eps)
     if shape.experts:
         writer.add_expert_count(shape.experts)
         writer.add_expert_used_count(shape.per_token)
-    if shape.architecture in ("qwen2moe", "qwen3moe"):
+    if shape.architecture in ("qwen2moe", "qwen3moe") or shape.latent is not None:
         writer.add_expert_feed_forward_length(shape.inter)
-    if shape.shared_inter:
+    if shape.shared_inter and shape.latent is None:
         writer.add_expert_shared_feed_forward_length(shape.shared_inter)
+
+
+def _write_latent(writer: gguf.GGUFWriter, latent: Latent) -> None:
+    writer.add_q_lora_rank(latent.q_rank)
+    writer.add_kv_lora_rank(latent.kv_rank)
+    writer.add_key_length(latent.kv_rank + latent.rope)
+    writer.add_value_length(latent.kv_rank)
+    writer.add_key_length_mla(latent.nope + latent.rope)
+    writer.add_value_length_mla(latent.value)
+    writer.add_rope_dimension_count(latent.rope)
+    writer.add_leading_dense_block_count(latent.dense_layers)
+    writer.add_expert_shared_count(1)
+    writer.add_expert_weights_scale(latent.scale)
+    writer.add_expert_weights_norm(True)
+    writer.add_expert_gating_func(gguf.ExpertGatingFuncType.SIGMOID)
+    writer.add_uint32(f"{writer.arch}.expert_group_count", latent.groups)
+    writer.add_uint32(f"{writer.arch}.expert_group_used_count", latent.groups_used)
+    if latent.index is not None:
+        for key, value in zip(("head_count", "key_length", "top_k"), latent.index, strict=True):
+            writer.add_uint32(f"{writer.arch}.attention.indexer.{key}", value)
 
 
 def _add(writer: gguf.GGUFWriter, key: str, value: Any) -> None:

@@ -30,7 +30,12 @@ def small(shape: Shape) -> Shape:
     """The same architecture with sizes of a test."""
     sizes = {"layers": 2, "hidden": 64, "heads": 2, "kv_heads": 2, "head_dim": 32, "inter": 64, "vocab": 384}
     experts = {"experts": 4, "per_token": 2} if shape.experts else {}
-    return replace(shape, **sizes, **experts, shared_inter=64 if shape.shared_inter else 0)
+    latent = shape.latent
+    if latent is not None:
+        index = latent.index and (2, 32, 8)
+        ranks = {"q_rank": 32, "kv_rank": 32, "nope": 32, "rope": 32, "value": 32}
+        latent = replace(latent, **ranks, dense_inter=64, dense_layers=1, groups=1, groups_used=1, index=index)
+    return replace(shape, **sizes, **experts, shared_inter=64 if shape.shared_inter else 0, latent=latent)
 
 
 @pytest.mark.parametrize("name", sorted(SHAPES))
