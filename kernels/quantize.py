@@ -1,7 +1,9 @@
 """Weights: float32 to q4 or q8 groups of 32, and the packed layouts of matmul.py.
 
 q4   w = (nibble - 8) * scale. Of a fixed list of starting scales, each gives integers, these the least-squares scale
-     (rounded to fp16), this again integers; the smallest (importance-weighted) squared error wins, the first of equals.
+     (rounded to fp16), this again integers; the smallest weighted squared error wins, the first of equals.
+     A weight's error counts by m + w**2, m the mean of w**2 in its group, and where the importance i of its column is
+     known by i * sqrt(m + w**2): large weights carry more than their share (docs/quality.md).
 q8   w = q * scale, scale = max|w| / 127 in fp16, q = round half to even of w / scale, in [-127, 127].
 All sums run in 16 lanes and a fixed tree, in float32: the same bytes on every machine.
 """
@@ -19,6 +21,7 @@ from coli.kernels.simd import (
     fmax,
     fmin,
     fmul,
+    fsqrt,
     half_from_f32,
     hmax_i32,
     hsum_f32,
@@ -70,9 +73,14 @@ def _q4_group(w, importance, starts, count, counts, nibbles):
         store_i8x16(nibbles, splat_i32(np.int32(8)))
         store_i8x16(nibbles + 16, splat_i32(np.int32(8)))
         return np.uint16(0)
-    ia, ib = splat_f32(np.float32(1)), splat_f32(np.float32(1))
+    # by the power of two that brings the largest to 1..2: squares of any float32 would leave its range
+    exponent = min(max(top & np.int32(0x7F800000), np.int32(0x00800000)), np.int32(0x7E800000))
+    shrink = splat_f32(f32_bits(np.int32(0x7F000000) - exponent))
+    sa, sb = fmul(a, shrink), fmul(b, shrink)
+    mean = splat_f32(hsum_f32(fma(sa, sa, fmul(sb, sb))) / np.float32(GROUP))
+    ia, ib = fma(sa, sa, mean), fma(sb, sb, mean)
     if importance != 0:
-        ia, ib = load_f32x16(importance), load_f32x16(importance + 64)
+        ia, ib = fmul(load_f32x16(importance), fsqrt(ia)), fmul(load_f32x16(importance + 64), fsqrt(ib))
     peak = f32_bits(top)
     for i in range(32):  # the sign of the first largest weight
         v = load_f32(w + 4 * i)
@@ -211,7 +219,7 @@ def quantize_q4(
 ) -> tuple[np.ndarray, np.ndarray]:
     """w (R, C) f32 -> nibbles uint8 (R, Cp), scales float16 (R, Cp/32); C is padded to 32 with zeros.
 
-    importance  (C,) f32 >= 0, weight of each column's squared error, or None
+    importance  (C,) f32 >= 0, how much each column matters, or None
     report      int64 (3,): counts of REPORT are added (NaN or inf groups become 0, scales are clamped to fp16)"""
     return _run_quantize(KIND_Q4, w, importance, report, threads)
 

@@ -334,6 +334,7 @@ fma_f32 = lanes_op(lambda x, y, z: x.fma(y, z), f32, f32, f32, f32)
 fma_f64 = lanes_op(lambda x, y, z: x.fma(y, z), f64, f64, f64, f64)
 sqrt_f32 = lanes_op(lambda x: x.unary("sqrt"), f32, f32)
 fabs = lanes_op(lambda x: x.unary("fabs"), f32x16, f32x16)
+fsqrt = lanes_op(lambda x: x.unary("sqrt"), f32x16, f32x16)
 rint = lanes_op(lambda x: x.unary("rint"), f32x16, f32x16)  # ties to even
 fmax = lanes_op(lambda x, y: x.where(x > y, y), f32x16, f32x16, f32x16)  # y where unordered: a NaN in x is skipped
 fmin = lanes_op(lambda x, y: x.where(x < y, y), f32x16, f32x16, f32x16)

@@ -86,8 +86,7 @@ def quantized_by(rule: Callable[[Weights], Quantized] | None) -> Iterator[None]:
 
     def other(w: Weights, importance: object, report: object, threads: int) -> Quantized:
         assert rule is not None
-        assert w.shape[1] % 32 == 0
-        return rule(np.ascontiguousarray(w, np.float32))
+        return rule(np.pad(np.asarray(w, np.float32), ((0, 0), (0, -w.shape[1] % 32))))
 
     try:
         if rule is not None:

@@ -178,10 +178,15 @@ def combine(x, outputs, weights):
 
 
 def quantize_q4(w, starts, importance):
-    """32 weights -> (nibbles, fp16 scale): the best of least-squares refinements from the given starting points."""
+    """32 weights -> (nibbles, fp16 scale): the best of least-squares refinements from the given starting points.
+
+    An error counts by m + w**2, with importance (32,) by importance * sqrt(m + w**2), m the mean of w**2."""
     if not w.any():
         return np.full(32, 8), np.float16(0)
     peak = w[np.argmax(np.abs(w))]
+    small = np.ldexp(w, -int(np.frexp(peak)[1]) + 1).astype(f32)
+    emphasis = fma(small, small, _pair_sum(small, small) / f32(32))
+    importance = emphasis if importance is None else importance * np.sqrt(emphasis)
     best, scale = f32(np.inf), np.float16(0)
     for start in starts:
         q = np.clip(np.rint(w * (start / peak)), -8, 7).astype(f32)
