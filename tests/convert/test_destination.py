@@ -359,3 +359,8 @@ def test_the_record_is_readable_json(tmp_path: Path) -> None:
     interrupted(FIXTURE, tmp_path / "model", 1)
     state = json.loads((tmp_path / ".model.partial" / "convert-state.json").read_text())
     assert list(state["files"]) == [WEIGHTS[0]]
+
+
+def test_it_quantizes_on_the_cores_this_process_may_use(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("coli.convert.options.usable_cores", lambda: 3)
+    assert (ConvertOptions().num_threads(), ConvertOptions(threads=1).num_threads()) == (3, 1)
