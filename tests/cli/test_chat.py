@@ -120,7 +120,8 @@ def test_ctrl_c_stops_the_answer_and_the_second_at_the_prompt_leaves():
     try:
         screen.wait_for(b"> ")
         os.write(ours, b"hello\n")
-        screen.wait_for(b"Hello")
+        screen.wait_for(b"hello\r\n")
+        screen.wait_for(b" ")  # of the answer
         process.send_signal(signal.SIGINT)
         screen.wait_for(b"(stopped)")
         screen.wait_for(b"> ")
