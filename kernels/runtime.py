@@ -14,6 +14,7 @@ import stat
 import struct
 import sys
 import tempfile
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -62,10 +63,18 @@ class _State:
         self.threads = 1
         self.layer = ""
         self.launch: Callable[..., None] | None = None
-        self.recorder: Recorder | None = None
 
 
 _state = _State()
+
+
+class _Recording(threading.local):
+    """Who records the calls of this thread."""
+
+    by: Recorder | None = None
+
+
+_recording = _Recording()
 
 
 # ------------------------------------------------------------------ configuration
@@ -330,8 +339,8 @@ class Stage(Routine):
 
     def run(self, args: np.ndarray, threads: int = 1) -> None:
         """Run all parts; args int64 (n,) contiguous. While a tape is being recorded, only note the call."""
-        if _state.recorder is not None:
-            _state.recorder.note(self.address, args, threads)
+        if _recording.by is not None:
+            _recording.by.note(self.address, args, threads)
         else:
             (_state.launch or _launcher())(self.address, args, threads)
 
@@ -355,8 +364,8 @@ call_stage = caller(3)
 
 
 def record(recorder: Recorder | None) -> None:
-    """Hand stage calls to `recorder` from now on; None ends that."""
-    _state.recorder = recorder
+    """Hand this thread's stage calls to `recorder` from now on; None ends that."""
+    _recording.by = recorder
 
 
 def unpacker(count: int) -> Any:
@@ -404,8 +413,8 @@ def device(function: Callable[..., Any]) -> Any:
 
 def address(array: np.ndarray) -> int:
     """Address of the first element; the caller keeps the array alive during the call (recorded: the tape does)."""
-    if _state.recorder is not None:
-        _state.recorder.keep(array)
+    if _recording.by is not None:
+        _recording.by.keep(array)
     return data_pointer(array)
 
 

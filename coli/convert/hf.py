@@ -178,7 +178,10 @@ def _weight_map(folder: Path) -> Mapping[str, str]:
     """Tensor name -> shard name, from the index."""
     weight_map = read_object(folder / INDEX, MAX_INDEX_BYTES).get("weight_map")
     if not isinstance(weight_map, dict) or not weight_map:
-        raise CheckpointError(f"{folder / INDEX}: weight_map: expected an object of tensor names, found none")
+        found = "none" if weight_map in (None, {}) else f"a {type(weight_map).__name__}"
+        raise CheckpointError(
+            f"{folder / INDEX}: weight_map: expected an object of tensor names, found {found}: download the file again"
+        )
     for tensor, name in weight_map.items():
         if not isinstance(name, str) or Path(name).name != name or not name.endswith(".safetensors"):
             raise CheckpointError(f"{folder / INDEX}: weight_map: {tensor}: {name!r} is no safetensors file name")

@@ -91,7 +91,9 @@ def _tensor(path: Path, name: str, entry: object, data_start: int) -> TensorInfo
     if not isinstance(entry, dict) or not {"dtype", "shape", "data_offsets"} <= entry.keys():
         raise _damaged(where, "expected dtype, shape and data_offsets in the header")
     dtype, shape, offsets = entry["dtype"], entry["shape"], entry["data_offsets"]
-    if not isinstance(dtype, str) or dtype not in DTYPE_BITS:
+    if not isinstance(dtype, str):
+        raise _damaged(where, f"dtype must be a name, found {str(dtype)[:40]}")
+    if dtype not in DTYPE_BITS:
         raise CheckpointError(
             f"{where}: unknown dtype {str(dtype)[:40]!r}: a damaged header, or a format newer than coli"
         )

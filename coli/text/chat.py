@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import datetime
 import json
+import threading
 import traceback
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -26,6 +27,9 @@ from coli.text.files import named_tokens, read_json_object, read_text, type_name
 
 TEMPLATE_CAP = 2**20  # bytes; the longest in the wild are about 40 kB
 RENDERED_CAP = 64 * 2**20  # characters
+STEPS_CAP = (
+    1_000_000  # turns of loops and calls of macros in one rendering, under a second; conversations need thousands
+)
 Message = Mapping[str, Any]
 
 
@@ -43,10 +47,29 @@ class _GenerationTag(jinja2.ext.Extension):
         return parser.parse_statements(("name:endgeneration",), drop_needle=True)
 
 
+_steps = threading.local()  # .left: of the rendering that runs on this thread
+
+
+@jinja2.pass_context
+def _step(context: object, value: object) -> object:
+    """Counts one turn; asks for the context so that nothing computes it at compile time."""
+    _steps.left -= 1
+    if _steps.left < 0:
+        raise jinja2.exceptions.SecurityError(f"more than {STEPS_CAP} loop turns and macro calls")
+    return value
+
+
 class _Environment(jinja2.sandbox.ImmutableSandboxedEnvironment):
-    """The sandbox, with products and powers that could fill the memory refused as well."""
+    """The sandbox, in which what could fill the memory or run for ever is refused as well."""
 
     intercepted_binops = frozenset({"*", "**", "%"})
+
+    def _parse(self, source: str, name: str | None, filename: str | None) -> jinja2.nodes.Template:
+        tree = super()._parse(source, name, filename)
+        for block in tree.find_all((jinja2.nodes.For, jinja2.nodes.Macro, jinja2.nodes.CallBlock)):
+            counted = jinja2.nodes.Filter(jinja2.nodes.Const(0), "_step", [], [], None, None, lineno=block.lineno)
+            block.body.insert(0, jinja2.nodes.ExprStmt(counted, lineno=block.lineno))
+        return tree
 
     def call_binop(self, context: Any, operator: str, left: Any, right: Any) -> Any:
         numbers = isinstance(left, int | float) and isinstance(right, int | float)
@@ -94,7 +117,7 @@ class ChatTemplate:
         environment = _Environment(
             trim_blocks=True, lstrip_blocks=True, extensions=[_GenerationTag, jinja2.ext.loopcontrols]
         )
-        environment.filters["tojson"] = _tojson
+        environment.filters.update(tojson=_tojson, _step=_step)
         environment.globals.update(raise_exception=_raise_exception, strftime_now=_strftime_now)
         try:
             self._template = environment.from_string(source)
@@ -146,6 +169,7 @@ class ChatTemplate:
             **variables,
         }
         pieces, size = [], 0
+        _steps.left = STEPS_CAP
         try:
             for piece in self._template.generate(context):
                 size += len(piece)

@@ -194,3 +194,24 @@ def test_conversation_has_exactly_one_bos_when_the_tokenizer_adds_it(tmp_path, t
 def test_tokenizer_without_bos_adds_none_to_a_conversation(tmp_path):
     tokenizer, chat = opened(tmp_path, "byte_level", build.TEMPLATE.replace("{{ bos_token }}", ""))
     assert tokenizer.bos_id not in chat_ids(tokenizer, chat, HI)
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "{% for i in range(99999) %}{% for k in range(99999) %}{% endfor %}{% endfor %}x",
+        "{% macro f(n) %}{% if n %}{{ f(n - 1) }}{{ f(n - 1) }}{% endif %}{% endmacro %}{{ f(60) }}",
+        "{% for a in [[1] * 9] recursive %}{% if loop.depth < 90 %}{{ loop([[1] * 9] * 9) }}{% endif %}{% endfor %}",
+    ],
+    ids=["nested loops", "macro", "recursive loop"],
+)
+def test_a_template_that_would_run_for_ever_is_stopped_and_named(source):
+    template = ChatTemplate(source, "x.jinja")
+    with pytest.raises(ChatTemplateError, match=r"x.jinja: line 1: more than 1000000 loop turns|does not end"):
+        template.render([{"role": "user", "content": "hi"}])
+
+
+def test_steps_are_counted_anew_for_every_rendering():
+    template = ChatTemplate("{% for i in range(60000) %}{% endfor %}x", "x.jinja")
+    for _ in range(20):
+        assert template.render([]) == "x"
