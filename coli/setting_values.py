@@ -151,11 +151,9 @@ def _size_or_all(text: str, bounds: Bounds) -> float | None:
 
 def _ids(text: str, bounds: Bounds) -> tuple[int, ...]:
     parts = text.replace(",", " ").split()
-    if (
-        not parts
-        or len(parts) > MAX_PROMPT_IDS
-        or any(not (part.isascii() and part.isdecimal()) or len(part) > 9 for part in parts)
-    ):
+    if not parts or len(parts) > MAX_PROMPT_IDS or not text.isascii():
+        raise ValueError(text)
+    if any(not part.isdecimal() or len(part) > 9 for part in parts):
         raise ValueError(text)
     return tuple(int(part) for part in parts)
 

@@ -68,7 +68,8 @@ class _Environment(jinja2.sandbox.ImmutableSandboxedEnvironment):
         tree = super()._parse(source, name, filename)
         for block in tree.find_all((jinja2.nodes.For, jinja2.nodes.Macro, jinja2.nodes.CallBlock)):
             counted = jinja2.nodes.Filter(jinja2.nodes.Const(0), "_step", [], [], None, None, lineno=block.lineno)
-            block.body.insert(0, jinja2.nodes.ExprStmt(counted, lineno=block.lineno))
+            body: list[jinja2.nodes.Node] = getattr(block, "body")  # noqa: B009 - the three kinds share no class with it
+            body.insert(0, jinja2.nodes.ExprStmt(counted, lineno=block.lineno))
         return tree
 
     def call_binop(self, context: Any, operator: str, left: Any, right: Any) -> Any:

@@ -102,7 +102,7 @@ def test_bytes_after_the_last_tensor_are_refused(tmp_path: Path) -> None:
         ({"a": entry(0, 12, [5])}, "shape [5] of U8 is 5 bytes, but data_offsets span 12"),
         ({"a": entry(0, 12, [12], "F32")}, "shape [12] of F32 is 48 bytes"),
         ({"a": entry(0, 12, dtype="Q2_K")}, "tensor a: unknown dtype 'Q2_K'"),
-        ({"a": {"dtype": 3, "shape": [12], "data_offsets": [0, 12]}}, "tensor a: unknown dtype '3'"),
+        ({"a": {"dtype": 3, "shape": [12], "data_offsets": [0, 12]}}, "tensor a: dtype must be a name, found 3"),
         ({"a": {"dtype": "U8", "shape": [12]}}, "tensor a: expected dtype, shape and data_offsets"),
         ({"a": [1, 2]}, "tensor a: expected dtype, shape and data_offsets"),
         (b'{"a": 1, "a": 2}', "key 'a' appears twice"),
