@@ -12,3 +12,5 @@ runtime.configure(
 
 # a test run in the background inherits ignored interrupts, and would pass that on to the commands it interrupts
 signal.signal(signal.SIGINT, signal.default_int_handler)
+if hasattr(signal, "SIGHUP"):  # and one under nohup ignored hang-ups
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)
