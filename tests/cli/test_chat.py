@@ -1,7 +1,6 @@
-import contextlib
-
 """`coli chat` on the built-in model: turns, commands, sessions that go on, Ctrl-C."""
 
+import contextlib
 import os
 import pty
 import select
