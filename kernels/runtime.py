@@ -267,7 +267,10 @@ def simd_path_of(magic: tuple[str, str, str]) -> str:
 
 
 def _marker() -> Path:
-    name = hashlib.sha256(repr(_magic()).encode()).hexdigest()[:16]
+    # numba keeps code by the place and the time of the source files: another installation compiles anew
+    folder = Path(__file__).parent
+    stamps = [(path.name, path.stat().st_mtime) for path in sorted(folder.glob("*.py"))]
+    name = hashlib.sha256(repr((_magic(), str(folder), stamps)).encode()).hexdigest()[:16]
     return Path(numba.config.CACHE_DIR) / f"complete-{name}"
 
 
