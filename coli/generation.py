@@ -129,10 +129,7 @@ class Generation:
             store=self._loaded.store_counters().since(store),
             phases={name: now - phases[name] for name, now in self._loaded.model.phase_seconds().items()},
             cache=self._cache,
-            drafts={
-                name: {"proposed": c.proposed, "judged": c.judged, "accepted": c.accepted}
-                for name, c in self._drafter.counters.items()
-            },
+            drafts={name: counters.report for name, counters in self._drafter.counters.items()},
             gate=self._gate,
             drafting=self._drafter.report,
             memory_budget_bytes=self._loaded.plan.budget_bytes,

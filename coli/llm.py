@@ -32,6 +32,7 @@ from coli.text.prompt import chat_ids, plain_ids
 from coli.text.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
+    from coli.drafts.graph import GraphOptions
     from coli.grammar.load import LoadedGrammar
 
 __all__ = ["LLM", "Generation", "GenerationResult"]
@@ -125,7 +126,7 @@ class LLM:
         if session is not None:
             context = min(context, session.cache.capacity)
         seed = draw_seed() if options.sampler.seed is None else options.sampler.seed
-        sources = self._sources.sources(drafts, seed=seed)
+        sources = self._sources.sources(drafts, seed=seed, graph=self._graph_options(drafts))
         loaded = self.load(context)
         self._gating.join(sources, loaded)
         return Generation(loaded, self.tokenizer, prompt_ids, context, options, seed, sources, drafts.gate, session)
@@ -148,12 +149,21 @@ class LLM:
         context = min(self._context(len(prompt_ids), options.max_tokens), session.cache.capacity)
         if len(prompt_ids) >= context:
             raise ContextLengthError(f"the prompt has {len(prompt_ids)} tokens, the context is {context}")
-        sources = self._sources.sources(drafts, seed=seed, grammar_text=grammar)
+        graph = self._graph_options(drafts)
+        sources = self._sources.sources(drafts, seed=seed, graph=graph, grammar_text=grammar)
         loaded = self.load(context)
         self._gating.join(sources, loaded)
         limits = Limits(options.max_tokens, context, frozenset() if options.ignore_eos else self.tokenizer.end_ids)
         rest = session.resume(prompt_ids)
         return Running(loaded.engine, session, rest, limits, sampler, sources, RunStats())
+
+    @staticmethod
+    def _graph_options(drafts: DraftOptions) -> GraphOptions | None:
+        if drafts.graph is None:
+            return None
+        from coli.drafts.graph import graph_options
+
+        return graph_options(drafts.knobs)
 
     def suggested_sampling(self) -> dict[str, Any]:
         """Sampler settings of the model's generation_config.json by name, those that are usable; may be empty."""

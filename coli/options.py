@@ -66,6 +66,10 @@ def _if_model_folder(raw: str, name: str) -> str | None:
     return raw if any((Path(raw) / name).is_file() for name in ("coli.json", "config.json")) else None
 
 
+def _attentive_or_single(raw: str, name: str) -> str | None:
+    return "attentive" if parse_value("bool", UNBOUNDED, raw, name) else "single"
+
+
 def _env(*names: str | EnvName) -> tuple[EnvName, ...]:
     return tuple(EnvName(name) if isinstance(name, str) else name for name in names)
 
@@ -79,7 +83,8 @@ _MTP = "multi-token-prediction drafts"
 TABLE: tuple[Setting, ...] = (
     # prompt
     Setting("model", "model", "name", None, "container folder, or a name under the model home", "--model",
-            _env("COLI_MODEL", EnvName("SNAP", _if_model_folder)), default_text="none", counter="settings.model"),
+            _env("COLI_MODEL", "SPECULANT_VERIFIER__MODEL_NAME", EnvName("SNAP", _if_model_folder)),
+            default_text="none", counter="settings.model"),
     Setting("home", "model", "path", None, "folder that holds models by name", "", _env("COLI_HOME"),
             default_text="the user's data folder", counter="settings.home"),
     Setting("prompt", "prompt", "text", None, "the prompt, where no argument gives one", "", _env("PROMPT"),
@@ -93,14 +98,15 @@ TABLE: tuple[Setting, ...] = (
     Setting("think", "prompt", "bool", None, "ask the template for thinking or against it", "--think/--no-think",
             _env("THINK"), default_text="the template's own", counter="prompt_tokens"),
     # generation
-    Setting("ngen", "generate", "int", 256, "tokens to generate at most", "--ngen", _env("NGEN"),
-            Bounds(1, 2**31 - 1), counter="generated_tokens"),
+    Setting("ngen", "generate", "int", 256, "tokens to generate at most", "--ngen",
+            _env("NGEN", "SPECULANT_GENERATION__MAX_TOKENS"), Bounds(1, 2**31 - 1), counter="generated_tokens"),
     Setting("stop", "generate", "texts", (), "end before this text appears (repeatable)", "--stop",
             default_text="none", counter="finish_reason"),
     Setting("ignore_eos", "generate", "flag", False, "go on past the model's end tokens", "--ignore-eos",
             counter="finish_reason"),
     Setting("temp", "generate", "float", 0.0, "sampling temperature; 0 takes the best token", "--temp",
-            _env("COLI_TEMP", EnvName("TEMP", _if_numeric)), Bounds(0, 100), counter="token_ids"),
+            _env("COLI_TEMP", "SPECULANT_GENERATION__TEMPERATURE", EnvName("TEMP", _if_numeric)), Bounds(0, 100),
+            counter="token_ids"),
     Setting("top_k", "generate", "int", 0, "sample from the k best tokens; 0 is off", "--top-k", _env("COLI_TOP_K"),
             Bounds(0, 2**31 - 1), counter="token_ids"),
     Setting("top_p", "generate", "float", 1.0, "sample from the smallest set with this probability; 1 is off",
@@ -113,8 +119,9 @@ TABLE: tuple[Setting, ...] = (
             "--presence-penalty", bounds=Bounds(-100, 100), counter="token_ids"),
     Setting("frequency_penalty", "generate", "float", 0.0, "subtract per time a token was generated; 0 is off",
             "--frequency-penalty", bounds=Bounds(-100, 100), counter="token_ids"),
-    Setting("seed", "generate", "int", None, "seed of the sampling noise", "--seed", _env("SEED"),
-            Bounds(0, 2**64 - 1), default_text="drawn once, reported", counter="seed"),
+    Setting("seed", "generate", "int", None, "seed of the sampling noise", "--seed",
+            _env("SEED", "SPECULANT_GENERATION__SEED"), Bounds(0, 2**64 - 1), default_text="drawn once, reported",
+            counter="seed"),
     # engine
     Setting("ctx", "engine", "int", None, "positions of the context", "--ctx", _env("CTX"), Bounds(1, 2**31 - 1),
             default_text="prompt + ngen, at most the model's", counter="finish_reason"),
@@ -126,6 +133,8 @@ TABLE: tuple[Setting, ...] = (
             _choices("auto", "avx512", "avx2", "generic"), default_text="best of this CPU", counter="settings.simd"),
     Setting("kernel_cache", "engine", "path", None, "folder of compiled kernels", "", _env("COLI_KERNEL_CACHE"),
             default_text="coli in the user's cache folder, else a temporary one", counter="settings.kernel_cache"),
+    Setting("device", "engine", "choice", "cpu", "what computes; only the processor can", "",
+            _env("SPECULANT_VERIFIER__DEVICE"), _choices("cpu"), counter="settings.device"),
     # store
     Setting("ram", "engine", "size", None, "memory of the whole process and the page cache it causes; a bare number "
             "is GB", "--ram", _env("RAM_GB"), default_text="auto", counter="memory_budget_bytes"),
@@ -168,6 +177,28 @@ TABLE: tuple[Setting, ...] = (
             default_text="on when present", counter="drafts.mtp", later=_MTP),
     Setting("graph", "drafts", "path", None, "n-gram graph to draft from", "--graph", _env("COLI_DRAFT_GRAPH"),
             default_text="off", counter="drafts.graph"),
+    Setting("graph_k", "drafts", "int", 5, "graph tokens per forward at most", "--graph-k", _env("SPECULANT_DRAFT__K"),
+            Bounds(1, 63), counter="drafts.graph.judged_at"),
+    Setting("graph_order", "drafts", "int", None, "longest context the graph drafts from", "--graph-order",
+            _env("SPECULANT_DRAFT__MAX_ORDER"), Bounds(1, 10), default_text="the graph's",
+            counter="drafts.graph.orders"),
+    Setting("strategy", "drafts", "choice", "greedy", "what the graph drafts: its likeliest tokens, or a sample of its "
+            "law", "--strategy", _env("SPECULANT_DRAFT__STRATEGY"), _choices("greedy", "sampling"),
+            counter="drafts.graph.strategy"),
+    Setting("mix", "drafts", "choice", "attentive", "how the graph's orders are weighed", "--mix",
+            _env("SPECULANT_DRAFT__MIX", EnvName("SPECULANT_DRAFT__ATTENTIVE_MIX", _attentive_or_single)),
+            _choices("attentive", "single", "witten-bell"), counter="drafts.graph.mix"),
+    Setting("order_bias", "drafts", "float", 1.0, "attentive: weight of the order", "--order-bias",
+            _env("SPECULANT_DRAFT__ORDER_BIAS"), Bounds(-1000, 1000), counter="drafts.graph.mean_probability"),
+    Setting("mix_temperature", "drafts", "float", 1.0, "attentive: above 1 evens the weights, below 1 sharpens them",
+            "--mix-temperature", _env("SPECULANT_DRAFT__MIX_TEMPERATURE"), Bounds(0, 1000, above=True),
+            counter="drafts.graph.mean_probability"),
+    Setting("reliability_weight", "drafts", "float", 1.0, "attentive: weight of how often a context was seen",
+            "--reliability-weight", _env("SPECULANT_DRAFT__RELIABILITY_WEIGHT"), Bounds(-1000, 1000),
+            counter="drafts.graph.mean_probability"),
+    Setting("entropy_penalty", "drafts", "float", 0.5, "attentive: what an uncertain context loses",
+            "--entropy-penalty", _env("SPECULANT_DRAFT__ENTROPY_PENALTY"), Bounds(-1000, 1000),
+            counter="drafts.graph.mean_probability"),
     Setting("gate", "drafts", "choice", "seed",
             "which drafts are worth a forward: auto weighs measured costs, seed by fixed thresholds, always all",
             "--gate", _env("COLI_GATE"), _choices("auto", "seed", "always"), counter="gate"),
@@ -177,6 +208,21 @@ TABLE: tuple[Setting, ...] = (
             _env("COLI_GATE_SAVE"), counter="drafting.costs"),
     Setting("accept", "drafts", "choice", "match", "how drafts are judged", "--accept", _env("COLI_ACCEPT"),
             _choices("match", "rejection"), counter="drafts", later="--accept rejection"),
+    # fetching and building graphs
+    Setting("hf_token", "hub", "text", None, "token that `coli pull` shows the hub, for gated models", "",
+            _env("SPECULANT_VERIFIER__HF_TOKEN", "SPECULANT_GRAPH__HF_TOKEN"), default_text="the hub's own (HF_TOKEN)",
+            counter="the files that arrive"),
+    Setting("download_mode", "hub", "choice", "auto", "how `coli pull` fetches from the hub: auto through hf_xet "
+            "where it can, hf_transfer for high bandwidth, default plainly", "--download-mode",
+            _env("SPECULANT_VERIFIER__DOWNLOAD_MODE", "SPECULANT_GRAPH__DOWNLOAD_MODE"),
+            _choices("auto", "hf_transfer", "default"), counter="the notice that names the accelerator"),
+    Setting("tokenizer_name", "graph", "name", None, "model whose tokenizer a graph is built with, without --model",
+            "", _env("SPECULANT_GRAPH__TOKENIZER_NAME"), default_text="the model", counter="`coli graph info`"),
+    Setting("max_order", "graph", "int", 5, "longest context a graph is built for, where --max-order does not say", "",
+            _env("SPECULANT_GRAPH__MAX_ORDER"), Bounds(1, 10), counter="`coli graph info`"),
+    Setting("chunk_size", "graph", "int", None, "characters encoded at a time, where --chunk-size does not say", "",
+            _env("SPECULANT_GRAPH__CHUNK_SIZE"), Bounds(1, 2**31 - 1), default_text="as is fastest",
+            counter="the time a build takes"),
     # output
     Setting("json", "output", "path", None, "write the report as one JSON object; - is standard output", "--json",
             default_text="off", counter="settings"),
@@ -379,6 +425,20 @@ class EngineOptions:
 
 
 @dataclass(frozen=True, slots=True)
+class GraphKnobs:
+    """How a graph drafts; order None: the graph's own. The last four serve `attentive` mixing."""
+
+    k: int = 5
+    order: int | None = None
+    strategy: str = "greedy"
+    mix: str = "attentive"
+    order_bias: float = 1.0
+    mix_temperature: float = 1.0
+    reliability_weight: float = 1.0
+    entropy_penalty: float = 0.5
+
+
+@dataclass(frozen=True, slots=True)
 class DraftOptions:
     """Draft sources of one answer; None: off, or for `draft` and `mtp` left to the gate and the model."""
 
@@ -394,6 +454,7 @@ class DraftOptions:
     graph: Path | None = None
     gate: str = "seed"
     accept: str = "match"
+    knobs: GraphKnobs = GraphKnobs()
 
 
 def generate_options(r: Resolved) -> GenerateOptions:
@@ -421,5 +482,14 @@ def draft_options(r: Resolved) -> DraftOptions:
     return DraftOptions(
         enabled=not r["no_drafts"], grammar=r["grammar"], schema=r["schema"], grammar_draft=r["grammar_draft"],
         corpus=r["corpus"], corpus_k=r["corpus_k"], corpus_minacc=r["corpus_minacc"], draft=r["draft"], mtp=r["mtp"],
-        graph=r["graph"], gate=r["gate"], accept=r["accept"],
+        graph=r["graph"], gate=r["gate"], accept=r["accept"], knobs=graph_knobs(r),
+    )  # fmt: skip
+
+
+def graph_knobs(r: Resolved) -> GraphKnobs:
+    """GraphKnobs from resolved settings."""
+    return GraphKnobs(
+        k=r["graph_k"], order=r["graph_order"], strategy=r["strategy"], mix=r["mix"], order_bias=r["order_bias"],
+        mix_temperature=r["mix_temperature"], reliability_weight=r["reliability_weight"],
+        entropy_penalty=r["entropy_penalty"],
     )  # fmt: skip

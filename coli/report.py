@@ -47,7 +47,7 @@ def run_report(
     store: StoreCounters,
     phases: dict[str, float],
     cache: str,
-    drafts: dict[str, dict[str, int]],
+    drafts: dict[str, dict[str, Any]],
     gate: str,
     drafting: dict[str, Any],
     memory_budget_bytes: int,

@@ -29,6 +29,8 @@ GROUPS = {
     "generate": "Generation",
     "engine": "Engine and memory",
     "drafts": "Drafts",
+    "hub": "Fetching models",
+    "graph": "Building graphs",
     "output": "Output",
     "server": "Server",
     "session": "Sessions",
@@ -42,6 +44,7 @@ RULES = """
 - `COLI_CORPUS_K` and `GRAMMAR_DRAFT` above 48 become 48, and `GRAMMAR_DRAFT` below 1 becomes 24, with one notice.
 - `DIRECT=1` means `--io direct`, `COLI_MMAP=1` means `--io mmap`; both at once are refused. Any `NO_COLOR` means
   `--color never`.
+- `SPECULANT_DRAFT__ATTENTIVE_MIX` is a switch: 1 means `--mix attentive`, 0 means `--mix single`.
 - A prompt argument `-` stands for standard input, less the newline that ends its last line. Without arguments and
   `PROMPT`, standard input is the prompt if it is not a terminal.
 """

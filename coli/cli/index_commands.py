@@ -38,7 +38,7 @@ def index_group(name: str, purpose: str, *, draft_special: bool) -> click.Group:
 
 def open_settings(flags: dict[str, Any]) -> tuple[Resolved, Streams]:
     """The model and output settings of a command, and its streams."""
-    settings = resolve(flags, names=(*MODEL, *OUTPUT))
+    settings = resolve(flags, names=(*MODEL, "tokenizer_name", "max_order", "chunk_size", *OUTPUT))
     streams = Streams(settings["quiet"], settings["verbose"], settings["color"])
     for notice in settings.notices:
         streams.notice(notice)
@@ -47,7 +47,8 @@ def open_settings(flags: dict[str, Any]) -> tuple[Resolved, Streams]:
 
 def model_tokenizer(settings: Resolved, streams: Streams) -> tuple[Tokenizer, int]:
     """The tokenizer of the model that is meant, and how many ids the model has (some pad their vocabulary)."""
-    folder = model_path(settings, streams.notice)
+    named = None if settings["model"] else settings["tokenizer_name"]
+    folder = model_path(settings, streams.notice, named)
     tokenizer = Tokenizer.load(folder)
     config = read_json_object(folder / "config.json") or {}
     padded = config.get("vocab_size")
@@ -70,14 +71,14 @@ def _build_command(name: str, draft_special: bool) -> click.Command:
     @click.command("build")
     @click.argument("files", nargs=-1, required=True)
     @click.option("-o", "--output", required=True, type=click.Path(path_type=Path), help="file to write")
-    @click.option("--max-order", default=5, show_default=True, metavar="N", help="longest context drafted from, 1..10")
+    @click.option("--max-order", type=int, metavar="N", help="longest context drafted from, 1..10  [default: 5]")
     @click.option("--span-files", is_flag=True, help="let n-grams run from one document into the next")
     @click.option("--prune", default=0, metavar="N", help="leave out pairs of ids seen fewer than N times")
     @_input_options
     def build(
         files: tuple[str, ...],
         output: Path,
-        max_order: int,
+        max_order: int | None,
         span_files: bool,
         prune: int,
         kind: str | None,
@@ -87,8 +88,8 @@ def _build_command(name: str, draft_special: bool) -> click.Command:
     ) -> None:
         from coli.tools.corpus_build import BuildOptions, build_index
 
-        options = BuildOptions(kind, field, max_order, span_files, prune, chunk_size)
-        _run(build_index, files, output, options, draft_special, flags)
+        options = BuildOptions(kind, field, 5, span_files, prune, chunk_size)
+        _run(build_index, files, output, options, draft_special, flags, max_order)
 
     build.help = (
         f"Index FILES as a {name} for a model's tokenizer.\n\n"
@@ -121,8 +122,14 @@ def _run(
     options: BuildOptions,
     draft_special: bool,
     flags: dict[str, Any],
+    max_order: int | None = None,
 ) -> None:
     settings, streams = open_settings(flags)
+    options = dataclasses.replace(
+        options,
+        max_order=settings["max_order"] if max_order is None else max_order,
+        piece_chars=options.piece_chars or settings["chunk_size"],
+    )
     tokenizer, vocab_size = model_tokenizer(settings, streams)
     if not draft_special:
         options = dataclasses.replace(options, banned=frozenset(tokenizer.special_ids))

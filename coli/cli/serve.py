@@ -12,7 +12,7 @@ from coli.cli.flags import GENERATE, settings_options
 from coli.cli.model_path import model_path
 from coli.cli.streams import Streams
 from coli.errors import OptionError
-from coli.options import draft_options, engine_options, resolve
+from coli.options import BY_NAME, draft_options, engine_options, resolve
 
 SERVER = ("host", "port", "api_key", "slots", "queue")
 _UNUSED = ("prompt", "prompt_ids", "raw", "system", "json", "tokens")  # of one answer: requests say these
@@ -24,14 +24,16 @@ NEEDED = ("starlette", "uvicorn", "pydantic", "prometheus_client")
 @settings_options(*SETTINGS)
 @click.option("graph_path", "--graph-path", hidden=True, help="Same as --graph.")
 @click.option("model_name", "--model-name", hidden=True, help="Same as --model.")
-def command(graph_path: str | None, model_name: str | None, **flags: Any) -> None:
+@click.option("k", "--k", hidden=True, help="Same as --graph-k.")
+def command(graph_path: str | None, model_name: str | None, k: str | None, **flags: Any) -> None:
     """Keep a model loaded and answer an OpenAI-compatible API (docs/server.md).
 
     Settings of generation are what requests get that do not say otherwise. SIGTERM and Ctrl-C finish what is running.
     """
-    for name, alias, value in (("graph", "--graph-path", graph_path), ("model", "--model-name", model_name)):
+    aliases = (("graph", "--graph-path", graph_path), ("model", "--model-name", model_name), ("graph_k", "--k", k))
+    for name, alias, value in aliases:
         if value is not None and flags.get(name) is not None:
-            raise OptionError(f"{alias}: the same as --{name}; give one of the two")
+            raise OptionError(f"{alias}: the same as {BY_NAME[name].flag}; give one of the two")
         flags[name] = flags.get(name) if value is None else value
     settings = resolve(flags, names=SETTINGS)
     streams = Streams(settings["quiet"], settings["verbose"], settings["color"])

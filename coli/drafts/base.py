@@ -9,14 +9,18 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
-from typing import Protocol
+from dataclasses import dataclass, field, replace
+from typing import Any, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
 
 MAX_DRAFT_TOKENS = 63  # one forward has 64 rows, the first is the newest committed id
 MAX_SPAN_TOKENS = 48  # the seed's cap for one grammar or corpus proposal
 ROOT = -1  # parent of a draft token that follows the newest committed id
 
 Notice = Callable[[str], None]
+Law = tuple[NDArray[np.int64], NDArray[np.float64]]  # ids (m,) and their probabilities (m,), sum 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,12 +29,14 @@ class Draft:
 
     token_ids: the guesses; parents[i]: index in token_ids of the id before token i, or ROOT.
     source: name of the source, match_length: ids of context the guess rests on (a feature for the gate).
+    laws: of a draft that was drawn at random, what each token was drawn from; none for one that was chosen.
     """
 
     token_ids: tuple[int, ...]
     parents: tuple[int, ...]
     source: str
     match_length: int = 0
+    laws: tuple[Law, ...] = field(default=(), compare=False)
 
     def __post_init__(self) -> None:
         if len(self.token_ids) != len(self.parents):
@@ -42,9 +48,9 @@ class Draft:
                 raise ValueError(f"draft of {self.source}: token {index} has parent {parent}, expected -1..{index - 1}")
 
     @classmethod
-    def chain(cls, token_ids: Sequence[int], source: str, match_length: int = 0) -> Draft:
+    def chain(cls, token_ids: Sequence[int], source: str, match_length: int = 0, laws: Sequence[Law] = ()) -> Draft:
         """A draft without branches."""
-        return cls(tuple(token_ids), tuple(range(-1, len(token_ids) - 1)), source, match_length)
+        return cls(tuple(token_ids), tuple(range(-1, len(token_ids) - 1)), source, match_length, tuple(laws))
 
     def __len__(self) -> int:
         return len(self.token_ids)
@@ -66,6 +72,7 @@ class Draft:
         kept: dict[int, int] = {ROOT: ROOT}
         token_ids: list[int] = []
         parents: list[int] = []
+        laws: list[Law] = []
         for index, (token_id, parent) in enumerate(zip(self.token_ids, self.parents, strict=True)):
             if len(token_ids) >= limit:
                 break
@@ -74,9 +81,10 @@ class Draft:
             kept[index] = len(token_ids)
             token_ids.append(token_id)
             parents.append(kept[parent])
+            laws += self.laws[index : index + 1]
         if not token_ids:
             return None
-        return Draft(tuple(token_ids), tuple(parents), self.source, self.match_length)
+        return Draft(tuple(token_ids), tuple(parents), self.source, self.match_length, tuple(laws))
 
 
 @dataclass(slots=True)
@@ -85,12 +93,20 @@ class Counters:
 
     proposed: what the source came up with (corpus and mtp: before trimming to the remaining allowance, as the seed
     counts them; grammar: after). judged: what the target got to compare, so the accepted ones and the first
-    rejected one. accepted: what the target agreed to and was emitted.
+    rejected one. accepted: what the target agreed to and was emitted. details: what one source alone has to say,
+    JSON-ready.
     """
 
     proposed: int = 0
     judged: int = 0
     accepted: int = 0
+    details: dict[str, Any] = field(default_factory=dict, compare=False)
+
+    @property
+    def report(self) -> dict[str, Any]:
+        """JSON-ready: the counts, and the details."""
+        counts = {"proposed": self.proposed, "judged": self.judged, "accepted": self.accepted}
+        return {**counts, **self.details}
 
     @property
     def percent(self) -> int:

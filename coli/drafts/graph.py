@@ -8,11 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
-from coli.drafts.base import MAX_DRAFT_TOKENS, Counters, Draft, Guard, NoGuard
+from coli.drafts.base import MAX_DRAFT_TOKENS, Counters, Draft, Guard, Law, NoGuard
 from coli.drafts.index_file import DEPTH
 from coli.drafts.ngram_index import MIXES, Mixing, NgramIndex
 
@@ -21,7 +22,6 @@ STRATEGIES = ("greedy", "sampling")
 
 # (position, ids int64 (m,)) -> Gumbel noise float64 (m,): what the target adds to its own logits there
 Noise = Callable[[int, NDArray[np.int64]], NDArray[np.float64]]
-Law = tuple[NDArray[np.int64], NDArray[np.float64]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,6 +42,33 @@ class GraphOptions:
             raise ValueError(f"{self.strategy}, {self.mixing.mix}: expected one of {STRATEGIES} and of {tuple(MIXES)}")
 
 
+class Knobs(Protocol):
+    """coli.options.GraphKnobs, as far as the source reads it."""
+
+    @property
+    def k(self) -> int: ...
+    @property
+    def order(self) -> int | None: ...
+    @property
+    def strategy(self) -> str: ...
+    @property
+    def mix(self) -> str: ...
+    @property
+    def order_bias(self) -> float: ...
+    @property
+    def mix_temperature(self) -> float: ...
+    @property
+    def reliability_weight(self) -> float: ...
+    @property
+    def entropy_penalty(self) -> float: ...
+
+
+def graph_options(knobs: Knobs) -> GraphOptions:
+    """GraphOptions from settings."""
+    mixing = Mixing(knobs.mix, knobs.order_bias, knobs.mix_temperature, knobs.reliability_weight, knobs.entropy_penalty)
+    return GraphOptions(knobs.k, knobs.strategy, mixing, knobs.order)
+
+
 class GraphSource:
     """Drafts up to k ids behind the live context."""
 
@@ -56,13 +83,19 @@ class GraphSource:
         self.counters = Counters()
         self.judged_at = [0] * options.k  # per position of a draft: how often it was compared, and accepted
         self.accepted_at = [0] * options.k
-        self.laws: list[Law] = []  # of the last proposal's ids, for --accept rejection; empty for greedy drafts
+        self.laws: list[Law] = []  # of the last proposal's ids; empty for greedy drafts
+        self._orders: dict[int, int] = {}  # longest order known -> ids drafted
+        self._said = 0  # ids proposed; the merger lowers counters.proposed to what was drafted of them
+        self._chance = 0.0  # sum of what the mixture gave the drafted ids
         self._index = index
         self._options = options
         self._noise = noise
         self._guard = guard if guard is not None else NoGuard()
         self._tail: list[int] = []
         self._length = 0
+        self.counters.details.update(
+            strategy=options.strategy, mix=options.mixing.mix, judged_at=self.judged_at, accepted_at=self.accepted_at
+        )
 
     def begin(self, prompt_ids: Sequence[int]) -> None:
         self._tail = list(prompt_ids[-DEPTH:])
@@ -80,28 +113,38 @@ class GraphSource:
             return None
         context = [*self._tail, *extension]
         if self._options.strategy == "greedy":
-            token_ids, _, orders = self._index.draft(context, k, self._options.mixing, self._options.max_order)
-            match_length = orders[0] if orders else 0
+            token_ids, chances, orders = self._index.draft(context, k, self._options.mixing, self._options.max_order)
         else:
-            token_ids, match_length = self._sampled(context, k, self._length + len(extension))
+            token_ids, chances, orders = self._sampled(context, k, self._length + len(extension))
         if not token_ids:
             return None
-        self.counters.proposed += len(token_ids)
-        return Draft.chain(token_ids, self.name, match_length)
+        self._count(chances, orders)
+        return Draft.chain(token_ids, self.name, orders[0], self.laws)
 
-    def _sampled(self, context: list[int], k: int, position: int) -> tuple[list[int], int]:
-        """k ids drawn one after the other, and the longest order known at the first."""
+    def _count(self, chances: Sequence[float], orders: Sequence[int]) -> None:
+        counters = self.counters
+        counters.proposed += len(orders)
+        self._said += len(orders)
+        self._chance += sum(chances)
+        for order in orders:
+            self._orders[order] = self._orders.get(order, 0) + 1
+        counters.details["orders"] = {str(order): self._orders[order] for order in sorted(self._orders)}
+        counters.details["mean_probability"] = round(self._chance / self._said, 6)
+
+    def _sampled(self, context: list[int], k: int, position: int) -> tuple[list[int], list[float], list[int]]:
+        """k ids drawn one after the other, their probabilities and the longest orders known."""
         assert self._noise is not None
-        start = len(context)
-        match_length = self._index.longest_order(context, self._options.max_order)
+        start, probabilities, orders = len(context), list[float](), list[int]()
         while len(context) - start < k:
             ids, chances = self._index.law(context, self._options.mixing, self._options.max_order)
             if not len(ids):
                 break
-            noisy = np.log(chances) + self._noise(position + len(context) - start, ids)
-            context.append(int(ids[np.argmax(noisy)]))
+            orders.append(self._index.longest_order(context, self._options.max_order))
+            best = int(np.argmax(np.log(chances) + self._noise(position + len(context) - start, ids)))
+            context.append(int(ids[best]))
+            probabilities.append(float(chances[best]))
             self.laws.append((ids, chances))
-        return context[start:], match_length
+        return context[start:], probabilities, orders
 
     def judged(self, judged: int, accepted: int) -> None:
         self.counters.judged += judged
