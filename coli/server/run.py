@@ -37,6 +37,7 @@ def serve(
         try:
             if not is_loopback(options.host) and options.api_key is None:
                 notice(f"listening on {options.host} without --api-key: everybody who can reach it can use it")
+            listener.listen(512)  # from the notice on nobody is refused; uvicorn takes the connections up
             name = f"[{options.host}]" if ":" in options.host else options.host
             notice(f"serving {options.model_name} on http://{name}:{listener.getsockname()[1]}")
             config = uvicorn.Config(

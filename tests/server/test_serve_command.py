@@ -1,0 +1,102 @@
+"""`coli serve` as a process: the graph tool's flags, and what ends it."""
+
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from coli.builtin import DEMO_MODEL
+from coli.speculant import Client, ServerError
+
+ROOT = Path(__file__).parent.parent.parent
+ENVIRONMENT = {**os.environ, "PYTHONPATH": str(ROOT), "USAGE_SAVE": "0"}
+ORDER = "List as NDJSON. Orders: 3 lamps for Ana at 20 each. 2 cups for Bo at 7 each."
+
+
+@contextmanager
+def serving(*args: object) -> Iterator[str]:
+    command = [sys.executable, "-m", "coli", "serve", "--port", "0", "--ctx", "512", *map(str, args)]
+    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env=ENVIRONMENT) as process:
+        try:
+            assert process.stderr is not None
+            said = [""]
+            for line in process.stderr:
+                said.append(line)
+                if "serving" in line:
+                    break
+            assert "serving" in said[-1], "".join(said)
+            yield said[-1].split()[-1]
+        finally:
+            process.terminate()
+            process.wait(30)
+
+
+@pytest.fixture(scope="module")
+def graph(tmp_path_factory) -> Path:
+    folder = tmp_path_factory.mktemp("graph")
+    (folder / "text").write_text('{"customer":"Ana","item":"lamp","qty":3,"price":20}\n' * 40)
+    command = [sys.executable, "-m", "coli", "graph", "build", "text", "-o", "graph.pkl", "--model", DEMO_MODEL]
+    subprocess.run(command, cwd=folder, env=ENVIRONMENT, check=True, capture_output=True)
+    return folder / "graph.pkl"
+
+
+def test_the_graph_tools_flags_are_understood_and_its_client_is_answered(graph):
+    flags = (
+        "--graph-path",
+        graph,
+        "--model-name",
+        DEMO_MODEL,
+        "--k",
+        2,
+        "--strategy",
+        "sampling",
+        "--host",
+        "127.0.0.1",
+    )
+    with serving(*flags) as url:
+        client = Client(url)
+        health = client.health()
+        assert (health.status, health.model_loaded, health.graph_loaded) == ("ok", True, True)
+        assert (health.model_name, health.graph_path) == (DEMO_MODEL.name, str(graph))
+        answer = client.generate(ORDER, max_tokens=40, temperature=0, seed=1)
+        assert 0 < answer.num_accepted_tokens <= answer.num_draft_tokens
+        assert answer.acceptance_rate == answer.num_accepted_tokens / answer.num_draft_tokens
+        assert answer.generated_tokens == 40
+        with pytest.raises(ServerError, match="temperature"):
+            client.generate(ORDER, temperature=-1)
+
+
+def test_k_bounds_what_is_drafted(graph, start):
+    from coli.options import DraftOptions, GraphKnobs
+
+    texts = {}
+    for k in (1, 6):
+        server = start(drafts=DraftOptions(graph=graph, knobs=GraphKnobs(k=k), gate="always"))
+        body = {"prompt": ORDER, "max_tokens": 40, "temperature": 0}
+        answer = server.client.post("/../generate", body=body, cast_to=object)
+        texts[k] = answer["text"]
+        assert 0 < answer["drafts"]["graph"]["proposed"] <= k * answer["forwards"]
+    assert texts[1] == texts[6]
+
+
+@pytest.mark.parametrize(
+    ("flags", "words"),
+    [
+        (("--k", "2", "--graph-k", "3"), "--k: the same as --graph-k"),
+        (("--model-name", "a", "--model", "b"), "--model-name: the same as --model"),
+        (("--strategy", "greedily"), "greedy"),
+        (("--graph-k", "64"), "from 1 to 63"),
+        (("--port", "99999"), "from 0 to 65535"),
+    ],
+)
+def test_flags_that_cannot_be_are_one_line_and_exit_2(flags, words):
+    done = subprocess.run(
+        [sys.executable, "-m", "coli", "serve", *flags], capture_output=True, text=True, env=ENVIRONMENT
+    )
+    assert (done.returncode, done.stdout) == (2, "")
+    assert words in done.stderr
+    assert done.stderr.count("\n") == 1
