@@ -4,7 +4,7 @@ Cache of one layer and sequence, float32 or fp16 (uint16): K (heads K, cap/16, D
 slot % 16; V (K, cap, D). A row attends the slots 0 .. prefix_len-1 and then its path slots (its own included), in
 position order; a window W keeps its last W positions. Nothing is masked: a row runs exactly these operations:
     score[t]  one fma chain over d ascending, then times scale           (float32)
-    p[t]      expf(score[t] - max), summed in 16 lanes by position % 16, fixed tree
+    p[t]      expf(score[t] - max), summed in 16 lanes by position % 16, fixed tree; a sink joins max and sum, last
     out[d]    one fma chain over positions ascending of p[t] * V[t, d], times 1 / sum
 Several rows and heads share a pass over K and V; that decides only which chains run side by side, so bits do not depend
 on slots, other rows, tiling or threads. Threads take (block of rows, kv head) units.
@@ -39,7 +39,7 @@ from coli.kernels.simd import (
     store_part,
     store_u16,
 )
-from coli.kernels.transcendental import expf_x16
+from coli.kernels.transcendental import expf, expf_x16
 
 unpack2, unpack4, unpack5, unpack9, unpack11, unpack12 = (unpacker(n) for n in (2, 4, 5, 9, 11, 12))
 
@@ -108,9 +108,10 @@ COPY_SLOTS = Stage(_copy_slots)
 
 # ------------------------------------------------------------------ attention
 @device
-def softmax_row(scores, base, first, stop, scale):
+def softmax_row(scores, base, first, stop, scale, sink):
     """Scores of positions first .. stop-1 (score of position t at scores + 4*(t - base), base a multiple of 16) become
-    exp(score*scale - max); returns 1 / sum. The other lanes of the end blocks become 0."""
+    exp(score*scale - max); returns 1 / sum. The other lanes of the end blocks become 0. `sink` is one more score, whose
+    exp counts in the sum; -inf: none."""
     low = np.float32(-np.inf)
     factor, top = splat_f32(scale), splat_f32(low)
     for t in range(first // 16 * 16, stop, 16):
@@ -120,12 +121,15 @@ def softmax_row(scores, base, first, stop, scale):
             z = keep_lanes(z, first - t, stop - t, low)
         store_f32x16(at, z)
         top = fmax(z, top)
-    peak, total = splat_f32(hmax_f32(top)), splat_f32(np.float32(0))
+    most = max(hmax_f32(top), sink)
+    peak, total = splat_f32(most), splat_f32(np.float32(0))
     for t in range(first // 16 * 16, stop, 16):
         at = scores + 4 * (t - base)
         p = expf_x16(fsub(load_f32x16(at), peak))
         store_f32x16(at, p)
         total = fadd(total, p)
+    if sink > low:
+        return np.float32(1) / (hsum_f32(total) + expf(sink - most))
     return np.float32(1) / hsum_f32(total)
 
 
@@ -175,6 +179,7 @@ def _unit(args, first_row, rows, first_head, group, scratch):
     scale = np.float32(load_f64(args + 88))
     heads, kv_heads, dim, cap, half = unpack5(args, 12)
     outer, add = unpack2(args, 21)
+    sinks = load_i64(args + 200)
     size, kv_head = 4 - 2 * half, first_head // (heads // kv_heads)
     k = load_i64(k + 8 * first_row) + size * kv_head * cap * dim
     v = load_i64(v + 8 * first_row) + size * kv_head * cap * dim
@@ -232,7 +237,10 @@ def _unit(args, first_row, rows, first_head, group, scratch):
     for r in range(rows):
         first, prefix, stop, solid, path = unpack5(table + 40 * r, 0)
         for i in range(r * group, r * group + group):
-            inv = softmax_row(scores + i * score_row, base, first, stop, scale)
+            sink = np.float32(-np.inf)
+            if sinks != 0:
+                sink = load_f32(sinks + 4 * (first_head + i % group))
+            inv = softmax_row(scores + i * score_row, base, first, stop, scale, sink)
             store_f32(q_copy + i * q_row, inv)  # the copy of q has served
         if first < shared:
             add_values(add, outer, scores + r * group * score_row + 4 * (first - base), score_row, group,
@@ -266,7 +274,7 @@ call_unit = caller(6)
 def _attention(args, part, parts):
     """args: 0 q, q stride, out, out stride, 4 k_addr, v_addr, 6 prefix_len, paths, path stride, path_len, 10 window,
     scale, 12 N, K, D, cap, half, 17 scratch, scratch bytes per part, 19 rows, rows per unit, 21 addresses of OUTER,
-    ADD_VALUES and UNIT, 24 query heads per unit."""
+    ADD_VALUES and UNIT, 24 query heads per unit, sinks."""
     k_addr, v_addr = unpack2(args, 4)
     heads = load_i64(args + 96)
     scratch, room, rows, per_unit = unpack4(args, 17)
@@ -385,11 +393,13 @@ def attention(
     threads: int = 1,
     most_positions: int | None = None,
     scratch: np.ndarray | None = None,
+    sinks: np.ndarray | None = None,
 ) -> None:
     """out (S, >= N*D) f32 = attention of q (S, >= N*D) f32 over the caches at k_addr[s], v_addr[s] (int64 (S,)).
 
     prefix_len, path_len int64 (S,); path int64 (S, P) slots. prefix_len + path_len >= 1. window 0 is none.
     most_positions bounds prefix_len + path_len of every row (default: what it is now; a recorded call needs it);
+    sinks f32 (N,): one more score of each head, of which the softmax gives nothing to a value.
     scratch uint8 of at least `working_bytes` is the working memory (default: allocated here)."""
     rows = len(prefix_len)
     for array in (k_addr, v_addr, prefix_len, path_len, path):
@@ -398,6 +408,7 @@ def attention(
         assert len(array) == rows
     assert q.dtype == out.dtype == np.float32
     assert cap % 16 == 0
+    assert sinks is None or (sinks.dtype == np.float32 and sinks.shape == (heads,))
     if rows == 0:
         return
     positions = prefix_len + path_len
@@ -415,5 +426,6 @@ def attention(
         head_dim, cap, int(is_f16), (address(scratch) + 63) // 64 * 64, room, rows, per_unit,
         OUTER.address, ADD_VALUES.address, UNIT.address,
         _heads_per_unit(-(-rows // per_unit) * kv_heads, heads // kv_heads, threads),
+        0 if sinks is None else address(sinks),
     )  # fmt: skip
     ATTENTION.run(block, threads)

@@ -2,7 +2,7 @@
 
 from coli.kernels.activations import PACK_QUANTIZED, PACK_ROWS, QUANTIZE_ROWS
 from coli.kernels.attention import ADD_VALUES, ATTENTION, COPY_SLOTS, KV_APPEND, UNIT
-from coli.kernels.elementwise import COUNT_BAD, FUNCTIONS, POINTWISE, RMS_NORM, SWIGLU
+from coli.kernels.elementwise import CLAMPED_SWIGLU, COUNT_BAD, FUNCTIONS, POINTWISE, RMS_NORM, SWIGLU
 from coli.kernels.experts import PLAN_EXPERTS
 from coli.kernels.indexer import LAYER_NORM, SELECT
 from coli.kernels.latent import APPEND_ROWS, JOIN_HEADS, LATENT_ATTENTION, SPLIT_QUERY
@@ -22,5 +22,5 @@ RUN = (
     PLAN_EXPERTS, ARGMAX, CANDIDATES,
 )  # fmt: skip
 LATENT = (APPEND_ROWS, SPLIT_QUERY, LATENT_ATTENTION, JOIN_HEADS, LAYER_NORM, SELECT)  # of some families only
-LATENT = (APPEND_ROWS, SPLIT_QUERY, LATENT_ATTENTION, JOIN_HEADS, LAYER_NORM, SELECT)  # of some families only
-ALL = (*RUN, *LATENT, QUANTIZE, PACK, GUMBEL, SEARCH, DRAFT)
+CLAMPED = (CLAMPED_SWIGLU,)  # of gpt-oss
+ALL = (*RUN, *LATENT, *CLAMPED, QUANTIZE, PACK, GUMBEL, SEARCH, DRAFT)

@@ -25,7 +25,7 @@ from coli.kernels.simd import (
     store_f64,
     store_part,
 )
-from coli.kernels.transcendental import cos64, exp64, expf, log64, sigmoid, silu_x16, sin64
+from coli.kernels.transcendental import cos64, exp64, expf, log64, sigmoid, sigmoid_x16, silu_x16, sin64
 
 unpack2, unpack4, unpack5, unpack7 = unpacker(2), unpacker(4), unpacker(5), unpacker(7)
 
@@ -96,6 +96,24 @@ def _swiglu(args, part, parts):
 
 
 SWIGLU = Stage(_swiglu)
+
+
+def _clamped_swiglu(args, part, parts):
+    """args: gate_up, rows, stride, I, offset of up, out, out stride, limit."""
+    gate, rows, stride, n, up, out, out_stride = unpack7(args, 0)
+    limit = np.float32(load_f64(args + 56))
+    high, low, one = splat_f32(limit), splat_f32(-limit), splat_f32(np.float32(1))
+    alpha = splat_f32(np.float32(1.702))
+    for s in range(rows * part // parts, rows * (part + 1) // parts):
+        for i in range(0, n, 16):
+            at = gate + 4 * (s * stride + i)
+            g = fmin(high, load_part(at, n - i))  # NaN stays
+            u = fmin(high, fmax(low, load_part(at + 4 * up, n - i)))
+            v = fmul(fadd(u, one), fmul(g, sigmoid_x16(fmul(g, alpha))))
+            store_part(out + 4 * (s * out_stride + i), v, n - i)
+
+
+CLAMPED_SWIGLU = Stage(_clamped_swiglu)
 
 
 def _functions(args, part, parts):
@@ -204,6 +222,17 @@ def swiglu(gate_up: np.ndarray, n: int, padded: int, out: np.ndarray, threads: i
     assert len(out) >= len(gate_up)
     block = arguments(address(gate_up), len(gate_up), _stride(gate_up), n, padded, address(out), _stride(out))
     SWIGLU.run(block, threads)
+
+
+def clamped_swiglu(gate_up: np.ndarray, n: int, padded: int, limit: float, out: np.ndarray, threads: int = 1) -> None:
+    """out[:, :n] = (up + 1) * gate * sigmoid(1.702 gate), gate at most `limit`, up within +-limit; as `swiglu`."""
+    assert gate_up.shape[1] >= padded + n
+    assert out.shape[1] >= n
+    assert len(out) >= len(gate_up)
+    block = arguments(
+        address(gate_up), len(gate_up), _stride(gate_up), n, padded, address(out), _stride(out), float(limit)
+    )
+    CLAMPED_SWIGLU.run(block, threads)
 
 
 def count_bad(x: np.ndarray, threads: int = 1) -> np.ndarray:

@@ -10,13 +10,13 @@ import numpy as np
 from coli.kernels.runtime import Stage, address, arguments
 from coli.kernels.simd import load_i64, store_i64
 
-PART_COLUMNS = 6  # of a matrix of the record: kind, groups, tiles, weights offset, scales offset, output column
+PART_COLUMNS = 7  # of a matrix of the record: kind, groups, tiles, offsets of weights, scales, output column, bias or 0
 ALL_RESIDENT = -1  # as the batch count: the whole union, if it is resident
 
 
 def _plan_experts(args, part, parts):
     """args: 0 expert_ids (S, A), 1 S, 2 A, 3 E, 4 residency (E), 5 batch (E), 6 batch count (1), 7 status (1),
-    8 stop code, 9 done (1), 10 index (S, A), 11 row_ids (S*A), 12 scratch (2, E), 13 parts (n+1, 6), the last
+    8 stop code, 9 done (1), 10 index (S, A), 11 row_ids (S*A), 12 scratch (2, E), 13 parts (n+1, 7), the last
     is down, 14 n, 15 blocks in, 16 jobs in, 17 blocks down, 18 jobs down, 19..23 argument blocks of pack,
     multiply, swiglu, pack, multiply, 24 stride of gate_up, 25 stride of the outputs."""
     ids, rows, active, experts = load_i64(args), load_i64(args + 8), load_i64(args + 16), load_i64(args + 24)
@@ -68,7 +68,7 @@ def _plan_experts(args, part, parts):
         is_down = m == inputs
         if is_down:
             offset = 0
-        one = table + 48 * m
+        one = table + 56 * m
         kind, groups, tiles = load_i64(one), load_i64(one + 8), load_i64(one + 16)
         block_table = pack_down if is_down else pack_in
         job_table = jobs_down if is_down else jobs_in
@@ -102,7 +102,8 @@ def _plan_experts(args, part, parts):
             store_i64(job + 48, x)
             store_i64(job + 56, (base + start) * stride + load_i64(one + 40))
             store_i64(job + 64, stride)
-            store_i64(job + 72, 0)
+            bias = load_i64(one + 48)
+            store_i64(job + 72, record + bias if bias != 0 else 0)
             jobs += 1
     store_i64(load_i64(args + 168) + 8, placed)
     store_i64(load_i64(args + 176) + 40, blocks)
@@ -136,7 +137,7 @@ def plan_experts(
                  `batch`, or, if one of it is absent, write `stop_code` to status (1,) and nothing else
     done         (1,) outputs placed so far (reset to 0 by ALL_RESIDENT)
     index        (S, A) place of each pair's output, row_ids (S*A,) row of each place of this batch
-    parts        (n + 1, 6): the input matrices, then down
+    parts        (n + 1, 7): the input matrices, then down
     tables       blocks and jobs of the inputs, blocks and jobs of down
     patched      argument blocks of pack, multiply, swiglu, pack, multiply, whose counts are written
     strides      floats between rows of gate_up and of the outputs"""

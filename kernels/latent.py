@@ -172,7 +172,7 @@ def _latent_attention(args, part, parts):
         for i in range(0, count * rank, 16):
             store_f32x16(acc + 4 * i, splat_f32(np.float32(0)))
         for h in range(count):  # the place of the queries has served
-            store_f32(turned + 4 * h, softmax_row(scores + h * score_row, 0, 0, stop, scale))
+            store_f32(turned + 4 * h, softmax_row(scores + h * score_row, 0, 0, stop, scale, np.float32(-np.inf)))
         for t in range(0, stop, SPAN):
             n = min(SPAN, stop - t)
             widen_rows(cache, slots, prefix, path, t, n, width, half, span)

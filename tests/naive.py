@@ -112,6 +112,11 @@ def swiglu(gate, up):
     return silu(gate) * up
 
 
+def clamped_swiglu(gate, up, limit):
+    gate, up = np.minimum(gate, f32(limit)), np.clip(up, f32(-limit), f32(limit))
+    return (up + f32(1)) * (gate * sigmoid(gate * f32(1.702)))
+
+
 def rope(x, cosine, sine, interleaved):
     """One head's rotated part."""
     half, y = len(cosine), np.array(x, f32)
@@ -122,7 +127,7 @@ def rope(x, cosine, sine, interleaved):
     return y
 
 
-def attention(q, keys, values, window, scale):
+def attention(q, keys, values, window, scale, sink=-np.inf):
     """q (D,), keys and values (T, D) of the positions a row may see, its own last -> (D,)."""
     T, D = keys.shape
     first = max(0, T - window) if window else 0
@@ -131,11 +136,12 @@ def attention(q, keys, values, window, scale):
         score = fma(q[d], keys[:, d], score)
     score = (score * f32(scale))[first:]
     with np.errstate(invalid="ignore"):
-        p = exp32(score - np.fmax.reduce(score))
+        most = max(np.fmax.reduce(score), f32(sink))
+        p = exp32(score - most)
     lanes = np.zeros(16, f32)
     for t, value in enumerate(p, first):
         lanes[t % 16] += value
-    inv = f32(1) / tree_sum(lanes)
+    inv = f32(1) / (tree_sum(lanes) + exp32(f32(sink) - most))
     out = np.zeros(D, f32)
     for t, value in enumerate(p, first):
         out = fma(value, values[t], out)

@@ -9,6 +9,7 @@ import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
+from coli.convert.gpt_oss import with_expert_matrices
 from coli.convert.latent import with_head_matrices
 from coli.convert.source import Rows, Source, SourceTensor
 from coli.errors import CheckpointError
@@ -20,7 +21,16 @@ _PREFIXES = (  # of the text model inside multimodal checkpoints
     (re.compile(r"^language_model\.model\."), "model."),
     (re.compile(r"^(model\.)?language_model\.lm_head\."), "lm_head."),
 )
-_RENAMED = ((".mlp.shared_experts.", ".mlp.shared_expert."),)
+_RENAMED = (
+    (".mlp.shared_experts.", ".mlp.shared_expert."),
+    (".mlp.moe_statics.", ".mlp.gate."),  # Ernie
+    (".mlp.gate.moe_statics.", ".mlp.gate."),
+    (".block_sparse_moe.router.layer.", ".mlp.gate."),  # Granite
+    (".block_sparse_moe.input_linear.weight", ".mlp.experts.gate_up_proj"),
+    (".block_sparse_moe.output_linear.weight", ".mlp.experts.down_proj"),
+    (".mlp.router.", ".mlp.gate."),  # gpt-oss
+)
+_DRAFT_LAYERS = re.compile(r"^model\.mtp_")  # Ernie's, which nothing here reads yet
 _MIXTRAL = ((".block_sparse_moe.", ".mlp."), (".w1.", ".gate_proj."), (".w3.", ".up_proj."), (".w2.", ".down_proj."))
 MAX_MISSING = 10_000  # names collected: a config.json with absurd counts must not cost minutes
 _BUFFERS = re.compile(r"rotary_emb\.inv_freq$")  # old checkpoints store what the config says anyway
@@ -39,9 +49,11 @@ def match(source: Source, spec: ModelSpec) -> Matched:
     tensors = _canonical(source.tensors)
     if spec.latent is not None:
         tensors = with_head_matrices(tensors, spec, spec.latent)
+    if spec.model_type == "gpt_oss":
+        tensors = with_expert_matrices(tensors, spec)
     predicts = bool(source.config.get("num_nextn_predict_layers"))
     extra = f"model.layers.{spec.num_hidden_layers}."  # the layer that predicts the token after next
-    unused = {name for name in tensors if not _BUFFERS.search(name) and not (predicts and name.startswith(extra))}
+    unused = {name for name in tensors if not _ignored(name, extra if predicts else None)}
     missing: list[str] = []
     dense: list[tuple[TensorSpec, Rows]] = []
     for wanted in dense_tensors(spec):
@@ -50,7 +62,8 @@ def match(source: Source, spec: ModelSpec) -> Matched:
             missing.append(wanted.name)
             continue
         unused.discard(wanted.name)
-        _expect_shape(tensor, wanted.shape)
+        if tensor.shape != (1, *wanted.shape):  # Ernie's bias of the router has an axis too many
+            _expect_shape(tensor, wanted.shape)
         rows = wanted.shape[0] if len(wanted.shape) == 2 else 1
         dense.append((wanted, Rows(tensor, 0, rows)))
     experts: dict[int, tuple[Mapping[str, Rows], ...]] = {}
@@ -63,6 +76,10 @@ def match(source: Source, spec: ModelSpec) -> Matched:
     _refuse(source, missing, "missing")
     _refuse(source, unused, f"not part of a {spec.model_type} with this config.json")
     return Matched(tuple(dense), experts)
+
+
+def _ignored(name: str, extra: str | None) -> bool:
+    return bool(_BUFFERS.search(name) or _DRAFT_LAYERS.search(name)) or (extra is not None and name.startswith(extra))
 
 
 def _canonical(tensors: Mapping[str, SourceTensor]) -> dict[str, SourceTensor]:
@@ -101,6 +118,14 @@ def _experts(
                 parts[part] = Rows(tensors[name], 0, rows)
             else:
                 missing.append(name)
+            if spec.expert_bias:
+                biases = f"{prefix}.{part}_proj_bias"
+                if biases in tensors:
+                    unused.discard(biases)
+                    _expect_shape(tensors[biases], (spec.num_experts, rows))
+                    parts[f"{part}.bias"] = Rows(tensors[biases], expert_id, 1)
+                else:
+                    missing.append(biases)
         experts.append(parts)
         if len(missing) > MAX_MISSING:
             break

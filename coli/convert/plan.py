@@ -111,7 +111,7 @@ class Plan:
                 (part, MatrixShape(options.expert_kind(_shared_kind(matched.experts[layer_idx], part)), rows, cols))
                 for part, rows, cols in expert_matrices(spec)
             ]
-            self._records[layer_idx] = lay_out_record(kinds)
+            self._records[layer_idx] = lay_out_record(kinds, spec.expert_bias)
         self.files: Sequence[FilePlan] = [self._dense_file(), *self._expert_files()]
         dense = {rows.kind for wanted, rows in self._matrices() if wanted.role == "dense"}
         experts = {part.kind for parts, _ in self._records.values() for part in parts.values()}
@@ -235,6 +235,10 @@ def _record_stream(
         ends_run = i + 1 == len(names) or parts[names[i + 1]].scales_offset != _scales_end(part)
         if part.scales_offset is not None and ends_run:
             yield Scales()
+    for name, part in parts.items():
+        if part.bias_offset is not None:
+            yield Pad(start + part.bias_offset)
+            yield Vector(sources[f"{name}.bias"], round_up(part.rows, TILE_ROWS))
 
 
 def _encode_all(rows: Rows, kind: Kind, importance: Columns | None) -> Iterator[Encode]:

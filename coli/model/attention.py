@@ -64,6 +64,7 @@ class Attention:
         self._qkv = Projection("qkv", (weights.q_proj, weights.k_proj, weights.v_proj))
         self._o = Projection("o", (weights.o_proj,))
         self._q_norm, self._k_norm = weights.q_norm, weights.k_norm
+        self._sinks = weights.sinks
 
     def __call__(self, machine: Machine, x: Rows, program: Program, rotation: Rotation) -> Rows:
         """x (S, H) normed -> (S, tile_padded(H)); rows go into the caches that program.inputs names."""
@@ -106,6 +107,7 @@ class Attention:
             scratch=machine.buffers.bytes(
                 "attention", kernel.working_bytes(S, N, K, D, program.capacity, machine.threads)
             ),
+            sinks=self._sinks,
         )
         out = self._o(machine, context)
         program.tape.phase = 0

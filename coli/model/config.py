@@ -110,6 +110,14 @@ class ModelSpec:
     n_group: int = 1
     topk_group: int = 1
     group_score: GroupScore = "none"
+    embedding_multiplier: float = 1.0
+    residual_multiplier: float = 1.0  # of what attention and MLP add to the residual stream
+    logits_scaling: float = 1.0  # divides the logits
+    sinks: bool = False  # each head has a logit of its own in the softmax, which takes weight and gives nothing
+    router_bias: bool = False
+    expert_bias: bool = False
+    lm_head_bias: bool = False
+    swiglu_limit: float | None = None  # experts: (up + 1) * gate * sigmoid(1.702 gate), both clamped; None: SwiGLU
     latent: LatentSpec | None = None  # None: keys and values per head, as num_key_value_heads and head_dim say
     assumed: tuple[str, ...] = ()  # defaults taken for keys that config.json lacks and that change the output
 

@@ -11,24 +11,27 @@ from typing import Any
 
 from coli.errors import UnsupportedModelError
 from coli.model.config import (
+    MAX_EXPERTS,
     ConfigReader,
     IndexerRole,
     IndexerSpec,
     ModelSpec,
 )
 from coli.model.family_parts import (
+    ExpertRules,
     common_spec,
     expert_groups,
     expert_rules,
     first_dense,
     latent_spec,
     layer_count,
-    layer_windows,
     one_of,
     qwen_window,
+    qwen_windows,
     routed_experts,
     sigmoid_experts,
     sparse_step,
+    windows_by_type,
 )
 
 
@@ -79,7 +82,7 @@ def _qwen3(reader: ConfigReader) -> ModelSpec:
         qk_norm="head",
         qkv_bias=attention_bias,
         o_bias=attention_bias,
-        windows=layer_windows(reader, lambda layer_idx: layer_idx >= first_sliding),
+        windows=qwen_windows(reader, lambda layer_idx: layer_idx >= first_sliding),
     )
 
 
@@ -121,7 +124,7 @@ def _qwen2_moe(reader: ConfigReader) -> ModelSpec:
         reader,
         default_theta=10000.0,
         qkv_bias=reader.flag("qkv_bias", True),
-        windows=layer_windows(reader, lambda layer_idx: layer_idx % 2 == 0 and layer_idx < window_layers),
+        windows=qwen_windows(reader, lambda layer_idx: layer_idx % 2 == 0 and layer_idx < window_layers),
         experts=experts,
         sparse=sparse_step(reader),
     )
@@ -214,11 +217,86 @@ def _indexer_roles(reader: ConfigReader, num_layers: int) -> list[IndexerRole]:
     return [names[word] for word in words]
 
 
+def _granitemoe(reader: ConfigReader) -> ModelSpec:
+    """Granite: four multipliers in place of 1, 1/sqrt(head_dim), 1 and 1."""
+    attention_bias = reader.flag("attention_bias", False)
+    return common_spec(
+        reader,
+        default_theta=10000.0,
+        qkv_bias=attention_bias,
+        o_bias=attention_bias,
+        windows=(None,) * layer_count(reader),
+        experts=expert_rules(reader, "intermediate_size", norm_topk_prob=True),
+        sparse=lambda layer_idx: True,
+        attention_scale=reader.number("attention_multiplier", default=1.0),
+        embedding_multiplier=reader.number("embedding_multiplier", default=1.0),
+        residual_multiplier=reader.number("residual_multiplier", default=1.0),
+        logits_scaling=reader.number("logits_scaling", default=1.0),
+    )
+
+
+def _ernie4_5_moe(reader: ConfigReader) -> ModelSpec:
+    """Ernie: a bias on the softmax for the choice only; use_bias reaches every projection but the routed experts."""
+    num_experts = reader.integer("moe_num_experts", "num_experts", default=64, maximum=MAX_EXPERTS)
+    size = reader.integer("moe_intermediate_size")
+    start = reader.integer("moe_layer_start_index", default=1, minimum=0)
+    end = reader.integer("moe_layer_end_index", default=-1, minimum=-1)
+    end = layer_count(reader) - 1 if end == -1 else end
+    interval = reader.integer("moe_layer_interval", default=1)
+    one_of(reader, "moe_gate", "topk")
+    bias = reader.flag("use_bias", False)
+    return common_spec(
+        reader,
+        default_theta=500000.0,
+        qkv_bias=bias,
+        o_bias=bias,
+        mlp_bias=bias,
+        lm_head_bias=bias,
+        windows=(None,) * layer_count(reader),
+        experts=ExpertRules(
+            num_experts,
+            reader.integer("moe_k", "num_experts_per_tok", default=6, maximum=num_experts),
+            size,
+            norm_topk_prob=True,
+            shared_size=size * reader.integer("moe_num_shared_experts", default=2, minimum=0),
+            correction_bias=True,
+        ),
+        sparse=lambda layer_idx: (layer_idx + 1) % interval == 0 and start <= layer_idx <= end,
+        interleaved=True,
+        tied=True,
+    )
+
+
+def _gpt_oss(reader: ConfigReader) -> ModelSpec:
+    """gpt-oss: biases everywhere, sinks, a window on every other layer, clamped SwiGLU in the experts."""
+    if (alpha := reader.number("swiglu_alpha", default=1.702)) != 1.702:
+        raise reader.unsupported("swiglu_alpha", alpha, ["1.702"])
+    attention_bias = reader.flag("attention_bias", True)
+    window = reader.integer("sliding_window", default=0 if "sliding_window" in reader.config else 128, minimum=0)
+    return common_spec(
+        reader,
+        default_theta=150000.0,
+        default_head_dim=64,
+        qkv_bias=attention_bias,
+        o_bias=attention_bias,
+        windows=windows_by_type(reader, window or None, lambda layer_idx: layer_idx % 2 == 0),
+        experts=expert_rules(reader, "intermediate_size", norm_topk_prob=True),
+        sparse=lambda layer_idx: True,
+        sinks=True,
+        router_bias=True,
+        expert_bias=True,
+        swiglu_limit=reader.number("swiglu_limit", default=7.0),
+    )
+
+
 FAMILIES: dict[str, Callable[[ConfigReader], ModelSpec]] = {
     "deepseek_v2": _deepseek_v2,
     "deepseek_v3": _deepseek_v3,
+    "ernie4_5_moe": _ernie4_5_moe,
     "glm4_moe": _glm4_moe,
     "glm_moe_dsa": _glm_moe_dsa,
+    "gpt_oss": _gpt_oss,
+    "granitemoe": _granitemoe,
     "llama": _llama,
     "mixtral": _mixtral,
     "olmoe": _olmoe,

@@ -58,8 +58,10 @@ def common_spec(
     partial_rotary: float = 1.0,
     latent: LatentSpec | None = None,
     interleaved: bool = False,
+    tied: bool = False,
+    **own: Any,
 ) -> ModelSpec:
-    """The parts every family shares, checked against each other."""
+    """The parts every family shares, checked against each other; `own` are fields of ModelSpec few families have."""
     hidden_size = reader.integer("hidden_size")
     num_heads = reader.integer("num_attention_heads")
     num_kv_heads = reader.integer("num_key_value_heads", default=num_heads)
@@ -86,7 +88,7 @@ def common_spec(
         num_key_value_heads=num_kv_heads,
         head_dim=head_dim,
         rms_norm_eps=reader.number("rms_norm_eps"),
-        tie_word_embeddings=reader.flag("tie_word_embeddings", False),
+        tie_word_embeddings=reader.flag("tie_word_embeddings", tied),
         max_position_embeddings=reader.integer("max_position_embeddings"),
         intermediate_size=0 if all_sparse else reader.integer("intermediate_size"),
         rope=rope,
@@ -95,7 +97,7 @@ def common_spec(
         qkv_bias=qkv_bias,
         o_bias=o_bias,
         mlp_bias=mlp_bias,
-        attention_scale=1.0 / math.sqrt(head_dim),
+        attention_scale=own.pop("attention_scale", 1.0 / math.sqrt(head_dim)),
         layers=layers,
         num_experts=experts.num_experts,
         num_experts_per_tok=experts.num_experts_per_tok,
@@ -111,6 +113,7 @@ def common_spec(
         group_score=experts.group_score,
         latent=latent,
         assumed=tuple(assumed),
+        **own,
     )
 
 
@@ -247,10 +250,14 @@ def qwen_window(reader: ConfigReader) -> int | None:
     )
 
 
-def layer_windows(reader: ConfigReader, slides: Callable[[int], bool]) -> tuple[int | None, ...]:
+def qwen_windows(reader: ConfigReader, slides: Callable[[int], bool]) -> tuple[int | None, ...]:
     """Per-layer windows of the Qwen families; layer_types overrides the family's own rule `slides`."""
+    return windows_by_type(reader, qwen_window(reader), slides)
+
+
+def windows_by_type(reader: ConfigReader, window: int | None, slides: Callable[[int], bool]) -> tuple[int | None, ...]:
+    """`window` for the layers that layer_types calls sliding, or that `slides` says where the key is absent."""
     num_layers = layer_count(reader)
-    window = qwen_window(reader)
     layer_types = reader.texts("layer_types")
     if not layer_types:
         return tuple(window if slides(layer_idx) else None for layer_idx in range(num_layers))

@@ -106,6 +106,13 @@ class Projection:
         return out
 
 
+def scaled_add(hidden: Rows, branch: Rows, factor: float, threads: int) -> None:
+    """hidden += factor * branch; branch is overwritten where the factor is not 1."""
+    if factor != 1.0:
+        elementwise.scale(branch, factor, threads)
+    elementwise.add(hidden, branch, threads)
+
+
 class Mlp:
     """down(silu(gate(x)) * up(x))."""
 

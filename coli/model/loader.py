@@ -4,7 +4,7 @@ Copies every dense tensor out of the mapped file into one anonymous arena (so th
 and sits on huge pages), and keeps that arena alive. Experts stay in the store. Called once, when a model is opened.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -59,6 +59,7 @@ class AttentionWeights:
     o_proj: Linear
     q_norm: NDArray[np.float32] | None
     k_norm: NDArray[np.float32] | None
+    sinks: NDArray[np.float32] | None = None  # (N,)
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,12 +139,26 @@ class _Loader:
         matrix = self._container.matrix(f"{name}.weight")
         weights = self.arena.place(matrix.weights)
         scales = 0 if matrix.scales is None else int(self.arena.place(matrix.scales).ctypes.data)
-        bias = 0
-        if self._container.has(f"{name}.bias"):
-            bias = int(self.arena.place(self._container.vector(f"{name}.bias")).ctypes.data)
         return Linear(
-            matrix.kind, matrix.rows, matrix.cols, matrix.tiles, matrix.groups, int(weights.ctypes.data), scales, bias
+            matrix.kind,
+            matrix.rows,
+            matrix.cols,
+            matrix.tiles,
+            matrix.groups,
+            int(weights.ctypes.data),
+            scales,
+            self._bias(name),
         )
+
+    def tied(self, embed_tokens: Linear) -> Linear:
+        """The embedding as output matrix, which may have a bias of its own."""
+        bias = self._bias("lm_head")
+        return replace(embed_tokens, bias=bias) if bias else embed_tokens
+
+    def _bias(self, name: str) -> int:
+        if not self._container.has(f"{name}.bias"):
+            return 0
+        return int(self.arena.place(self._container.vector(f"{name}.bias")).ctypes.data)
 
     def vector(self, name: str) -> NDArray[np.float32]:
         return self.arena.place(self._container.vector(name)).view(np.float32)
@@ -187,6 +202,7 @@ class _Loader:
             o_proj=self.linear(f"{prefix}.o_proj"),
             q_norm=self.optional_vector(f"{prefix}.q_norm.weight"),
             k_norm=self.optional_vector(f"{prefix}.k_norm.weight"),
+            sinks=self.optional_vector(f"{prefix}.sinks"),
         )
 
     def latent(self, prefix: str) -> LatentWeights:
@@ -222,5 +238,5 @@ def load_weights(container: Container, spec: ModelSpec) -> ModelWeights:
         embed_tokens=embed_tokens,
         layers=layers,
         norm=loader.vector("model.norm.weight"),
-        lm_head=embed_tokens if spec.tie_word_embeddings else loader.linear("lm_head"),
+        lm_head=loader.tied(embed_tokens) if spec.tie_word_embeddings else loader.linear("lm_head"),
     )

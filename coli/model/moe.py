@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from coli.kernels import activations, elementwise, experts, matmul, moe, routing
 from coli.kernels.tape import PHASES
 from coli.model.config import ModelSpec
-from coli.model.layers import TILE, Machine, Mlp, Projection, Rows, tile_padded
+from coli.model.layers import TILE, Machine, Mlp, Projection, Rows, scaled_add, tile_padded
 from coli.model.loader import MoeWeights
 from coli.model.program import Ints, Program, SparsePoint
 from coli.store.container import ExpertLayout
@@ -46,14 +46,15 @@ class Moe:
         self._residency = residency[layer_idx]  # (E,)
         self._router = Projection("router_logits", (weights.gate,))
         self._correction_bias = weights.e_score_correction_bias  # (E,)
-        self._matrices = ExpertMatrices(weights.experts)
+        self._matrices = ExpertMatrices(weights.experts, spec.swiglu_limit)
         self._shared = Mlp(weights.shared_expert) if weights.shared_expert else None
         gate = weights.shared_expert_gate
         self._shared_gate = Projection("shared_gate", (gate,)) if gate else None
 
     def __call__(self, machine: Machine, x: Rows, hidden: Rows, program: Program) -> None:
         """x (S, H) normed; adds the routed experts' and then the shared expert's output to hidden (S, H)."""
-        S, A, H = len(x), self._spec.num_experts_per_tok, self._spec.hidden_size
+        spec = self._spec
+        S, A, H = len(x), spec.num_experts_per_tok, spec.hidden_size
         program.tape.phase = PHASES.index("experts")
         point, routing_weights = self._route(machine, self._router(machine, x), program)
         index = np.zeros((S, A), np.int64)
@@ -67,7 +68,7 @@ class Moe:
             threads = machine.threads_for(S * H)
             if self._shared_gate is not None:
                 elementwise.gate_rows(shared[:, :H], self._shared_gate(machine, x)[:, 0], threads)
-            elementwise.add(hidden, shared, threads)
+            scaled_add(hidden, shared, spec.residual_multiplier, threads)
         program.tape.phase = 0
 
     def _route(self, machine: Machine, router_logits: Rows, program: Program) -> tuple[SparsePoint, Rows]:
@@ -94,7 +95,7 @@ class Moe:
             spec.topk_group,
             _GROUP_MODES[spec.group_score],
             spec.norm_topk_prob,
-            spec.routed_scaling_factor,
+            spec.routed_scaling_factor * spec.residual_multiplier,
             point.expert_ids,
             weights,
             threads,
@@ -107,14 +108,23 @@ class Moe:
 class ExpertMatrices:
     """The matrices inside a record of one layer."""
 
-    def __init__(self, layout: ExpertLayout) -> None:
+    def __init__(self, layout: ExpertLayout, swiglu_limit: float | None) -> None:
+        self._swiglu_limit = swiglu_limit
         gate, up, down = (layout.parts[name] for name in ("gate", "up", "down"))
         self._width, self._padded = gate.rows, TILE * gate.tiles
-        # gate and up of one kind lie back to back, weights and scales: one matrix of twice the rows
+        # gate and up of one kind lie back to back, weights, scales and biases: one matrix of twice the rows
         inputs = [(gate, 2, 0)] if gate.kind == up.kind else [(gate, 1, 0), (up, 1, self._padded)]
         self._parts = np.array(
             [
-                [part.kind, part.groups, fused * part.tiles, part.weights_offset, part.scales_offset or 0, column]
+                [
+                    part.kind,
+                    part.groups,
+                    fused * part.tiles,
+                    part.weights_offset,
+                    part.scales_offset or 0,
+                    column,
+                    part.bias_offset or 0,
+                ]
                 for part, fused, column in [*inputs, (down, 1, 0)]
             ],
             np.int64,
@@ -152,7 +162,7 @@ class ExpertMatrices:
             pack_in = tape.last_arguments
             matmul.run_jobs(jobs_in, packed_in, gate_up.reshape(-1), threads)
             multiply_in = tape.last_arguments
-            elementwise.swiglu(gate_up, self._width, self._padded, hidden, machine.threads_for(8 * hidden.size))
+            self._activate(gate_up, hidden, machine.threads_for(8 * hidden.size))
             activate = tape.last_arguments
             activations.pack_blocks(hidden, every_row, blocks_down, packed_down, machine.threads_for(4 * hidden.size))
             pack_down = tape.last_arguments
@@ -174,6 +184,12 @@ class ExpertMatrices:
             (gate_up.strides[0] // 4, outputs.strides[0] // 4),
         )
         tape.place(calls)
+
+    def _activate(self, gate_up: Rows, hidden: Rows, threads: int) -> None:
+        if self._swiglu_limit is None:
+            elementwise.swiglu(gate_up, self._width, self._padded, hidden, threads)
+        else:
+            elementwise.clamped_swiglu(gate_up, self._width, self._padded, self._swiglu_limit, hidden, threads)
 
     @staticmethod
     def _packed_bytes(parts: Ints, pairs: int, blocks: int) -> int:

@@ -35,6 +35,8 @@ def dense_tensors(spec: ModelSpec) -> Iterator[TensorSpec]:
     yield TensorSpec("model.norm.weight", (spec.hidden_size,), "vector")
     if not spec.tie_word_embeddings:
         yield TensorSpec("lm_head.weight", (spec.vocab_size, spec.hidden_size), "dense")
+    if spec.lm_head_bias:
+        yield TensorSpec("lm_head.bias", (spec.vocab_size,), "bias")
 
 
 def expert_matrices(spec: ModelSpec) -> tuple[tuple[str, int, int], ...]:
@@ -63,6 +65,11 @@ def container_spec(container: Container) -> ModelSpec:
         parts = container.expert_layout(layer_idx).parts
         for part, rows, cols in expert_matrices(spec):
             _expect_shape(container, f"layers.{layer_idx}.experts.{part}", (rows, cols), _stored_shape(parts[part]))
+            if (parts[part].bias_offset is not None) != spec.expert_bias:
+                raise CheckpointError(
+                    f"{container.path}: layers.{layer_idx}.experts.{part}: a bias is"
+                    f" {'missing' if spec.expert_bias else 'not expected'}: convert the model again"
+                )
     return spec
 
 
@@ -80,10 +87,12 @@ def _layer_tensors(spec: ModelSpec, layer: LayerSpec) -> Iterator[TensorSpec]:
         yield from _mlp(f"{prefix}.mlp", spec.intermediate_size, hidden, spec.mlp_bias)
         return
     yield TensorSpec(f"{prefix}.mlp.gate.weight", (spec.num_experts, hidden), "router")
+    if spec.router_bias:
+        yield TensorSpec(f"{prefix}.mlp.gate.bias", (spec.num_experts,), "bias")
     if spec.e_score_correction_bias:
         yield TensorSpec(f"{prefix}.mlp.gate.e_score_correction_bias", (spec.num_experts,), "vector")
     if spec.shared_expert_intermediate_size:
-        yield from _mlp(f"{prefix}.mlp.shared_expert", spec.shared_expert_intermediate_size, hidden, False)
+        yield from _mlp(f"{prefix}.mlp.shared_expert", spec.shared_expert_intermediate_size, hidden, spec.mlp_bias)
     if spec.shared_expert_gate:
         yield TensorSpec(f"{prefix}.mlp.shared_expert_gate.weight", (1, hidden), "router")
 
@@ -95,6 +104,8 @@ def _attention(spec: ModelSpec, prefix: str) -> Iterator[TensorSpec]:
     yield from _linear(f"{prefix}.k_proj", key, spec.hidden_size, spec.qkv_bias)
     yield from _linear(f"{prefix}.v_proj", key, spec.hidden_size, spec.qkv_bias)
     yield from _linear(f"{prefix}.o_proj", spec.hidden_size, query, spec.o_bias)
+    if spec.sinks:
+        yield TensorSpec(f"{prefix}.sinks", (spec.num_attention_heads,), "vector")
     if spec.qk_norm != "none":
         per_head = spec.qk_norm == "head"
         yield TensorSpec(f"{prefix}.q_norm.weight", (spec.head_dim if per_head else query,), "vector")

@@ -19,7 +19,7 @@ from coli.model.attention import Attention, Paths, Rotation, row_paths
 from coli.model.config import ModelSpec
 from coli.model.kv_cache import KVCache
 from coli.model.latent_attention import LatentAttention
-from coli.model.layers import Buffers, Machine, Mlp, Projection, Rows, tile_padded
+from coli.model.layers import Buffers, Machine, Mlp, Projection, Rows, scaled_add, tile_padded
 from coli.model.loader import LatentWeights, LayerWeights, ModelWeights, MoeWeights
 from coli.model.moe import Experts, Moe
 from coli.model.program import Ints, Program, RowInputs, SparsePoint
@@ -45,6 +45,7 @@ class Layer:
 
     def __init__(self, spec: ModelSpec, weights: LayerWeights, residency: Ints | None) -> None:
         self._eps = spec.rms_norm_eps
+        self._multiplier = spec.residual_multiplier
         self._norms = weights.input_layernorm, weights.post_attention_layernorm
         self._attention: Attention | LatentAttention
         if isinstance(weights.attention, LatentWeights):
@@ -63,12 +64,12 @@ class Layer:
         threads = machine.threads_for(hidden.size)
         normed = machine.buffers.rows("normed", *hidden.shape)
         elementwise.rms_norm(hidden, self._norms[0], self._eps, normed, threads)
-        elementwise.add(hidden, self._attention(machine, normed, program, rotation), threads)
+        scaled_add(hidden, self._attention(machine, normed, program, rotation), self._multiplier, threads)
         elementwise.rms_norm(hidden, self._norms[1], self._eps, normed, threads)
         if isinstance(self._mlp, Moe):
             self._mlp(machine, normed, hidden, program)
         else:
-            elementwise.add(hidden, self._mlp(machine, normed), threads)
+            scaled_add(hidden, self._mlp(machine, normed), self._multiplier, threads)
 
 
 @dataclass(frozen=True, slots=True)
@@ -262,6 +263,8 @@ class Transformer:
         with tape.recording():
             elementwise.rms_norm(chosen, self.weights.norm, self.spec.rms_norm_eps, chosen)
             logits = self._lm_head(self._machine, chosen)[:, : self.vocab_size]
+            if self.spec.logits_scaling != 1.0:
+                elementwise.scale(logits, 1.0 / self.spec.logits_scaling)
         self._heads[count] = Head(tape, chosen, logits)
         return self._heads[count]
 
@@ -286,6 +289,8 @@ class Transformer:
         with program.tape.recording():
             rotation = rope.rope_table(inputs.positions, self._frequencies, spec.rope.attention_factor)
             quantize.embed_rows(embed.kind, embed.weights, embed.scales, inputs.token_ids, embed.groups, hidden)
+            if spec.embedding_multiplier != 1.0:
+                elementwise.scale(hidden, spec.embedding_multiplier)
             program.layers_start = len(program.tape)
             for layer in self._layers:
                 layer(machine, hidden, program, rotation)

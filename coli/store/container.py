@@ -171,7 +171,8 @@ def _checked_layer(header: SafetensorsHeader, layer_idx: int, manifest: Manifest
     where = f"{path.with_name(MANIFEST)}: layer {layer_idx}"
     if list(layer.parts) != ["gate", "up", "down"]:
         raise CheckpointError(f"{where}: expected parts gate, up, down, found {', '.join(layer.parts)}")
-    parts, record_bytes = lay_out_record((name, part.shape) for name, part in layer.parts.items())
+    biases = layer.parts["gate"].bias_offset is not None
+    parts, record_bytes = lay_out_record(((name, part.shape) for name, part in layer.parts.items()), biases)
     if (parts, record_bytes) != (layer.parts, layer.record_bytes):
         raise CheckpointError(f"{where}: the parts of a record lie elsewhere than expected: convert the model again")
     name = expert_tensor_name(layer_idx)

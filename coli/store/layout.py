@@ -5,7 +5,7 @@ kernels: rows in tiles of 16, inputs in groups of 32, q4/q8 with one float16 sca
 """
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import IntEnum
 
 TILE_ROWS = 16
@@ -68,6 +68,11 @@ class MatrixShape:
         """Bytes of the float16 scales, 0 for f32."""
         return 0 if self.kind is Kind.F32 else self.tiles * self.groups * TILE_ROWS * 2
 
+    @property
+    def bias_bytes(self) -> int:
+        """Bytes of a float32 bias, padded to whole tiles."""
+        return self.tiles * TILE_ROWS * 4
+
 
 @dataclass(frozen=True, slots=True)
 class RecordPart:
@@ -93,11 +98,12 @@ class RecordPart:
         return self.shape.groups
 
 
-def lay_out_record(parts: Iterable[tuple[str, MatrixShape]]) -> tuple[dict[str, RecordPart], int]:
+def lay_out_record(parts: Iterable[tuple[str, MatrixShape]], biases: bool = False) -> tuple[dict[str, RecordPart], int]:
     """Offsets of the parts of one expert record, and its size in bytes.
 
     Neighbours of one kind and width (gate and up) are laid out as one matrix: weights behind weights, then scales
-    behind scales, so that a kernel can take both in one pass. Every such block starts at a multiple of 64.
+    behind scales, so that a kernel can take both in one pass. Every such block starts at a multiple of 64. Biases,
+    where there are any, come last: float32, of each part as many as it has padded rows.
     """
     runs: list[list[tuple[str, MatrixShape]]] = []
     for name, shape in parts:
@@ -116,4 +122,9 @@ def lay_out_record(parts: Iterable[tuple[str, MatrixShape]]) -> tuple[dict[str, 
             weights += shape.weights_bytes
             scales += shape.scales_bytes
         end = scales
+    if biases:
+        end = round_up(end, PART_ALIGNMENT)
+        for name, part in laid.items():
+            laid[name] = replace(part, bias_offset=end)
+            end += part.shape.bias_bytes
     return laid, round_up(end, RECORD_ALIGNMENT)

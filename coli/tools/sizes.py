@@ -104,7 +104,7 @@ def _of_gguf(path: Path) -> ModelSizes:
 def _of_spec(source: str, spec: ModelSpec, files: Iterable[Path]) -> ModelSizes:
     stored = {tensor.name: _stored(tensor) for tensor in dense_tensors(spec)}
     parts = [(name, MatrixShape(Kind.Q4, rows, cols)) for name, rows, cols in expert_matrices(spec)]
-    record = lay_out_record(parts)[1] if spec.moe_layers else 0
+    record = lay_out_record(parts, spec.expert_bias)[1] if spec.moe_layers else 0
     return ModelSizes(
         source,
         spec,

@@ -27,11 +27,12 @@ class Cache:
             k, 0, v, 0, *self.addresses(len(slots)), slots, self.kv_heads, self.dim, self.cap, self.half, threads
         )
 
-    def attend(self, q, prefix_len, path, path_len, window, heads, threads=1):
+    def attend(self, q, prefix_len, path, path_len, window, heads, threads=1, sinks=None):
         out = np.full(q.shape, np.nan, np.float32)
         kernel.attention(
             q, out, *self.addresses(len(q)), np.asarray(prefix_len), path, np.asarray(path_len), window,
             self.dim**-0.5, heads, self.kv_heads, self.dim, self.cap, self.half, threads,
+            sinks=sinks,
         )  # fmt: skip
         return out
 
@@ -63,14 +64,16 @@ class Case:
         assert self.cache.append(self.k, self.v, np.arange(length), 2) == 0
         self.prefix = np.arange(length - rows, length) + 1
 
-    def naive(self, window: int) -> np.ndarray:
+    def naive(self, window: int, sinks: np.ndarray | None = None) -> np.ndarray:
         k = stored(self.k, self.half).reshape(self.length, self.kv_heads, self.dim)
         v = stored(self.v, self.half).reshape(self.length, self.kv_heads, self.dim)
         out = np.empty((self.rows, self.heads, self.dim), np.float32)
         for s, stop in enumerate(self.prefix):
             for h in range(self.heads):
                 q, kh = self.q[s, h * self.dim : (h + 1) * self.dim], h // (self.heads // self.kv_heads)
-                out[s, h] = naive.attention(q, k[:stop, kh], v[:stop, kh], window, self.dim**-0.5)
+                out[s, h] = naive.attention(
+                    q, k[:stop, kh], v[:stop, kh], window, self.dim**-0.5, -np.inf if sinks is None else sinks[h]
+                )
         return out.reshape(self.rows, -1)
 
 
@@ -84,6 +87,17 @@ def test_equals_the_slow_twin(heads, kv_heads, dim, half, window):
     case = Case(heads, kv_heads, dim, half)
     out = case.cache.attend(case.q, case.prefix, *no_path(case.rows), window, heads, 2)
     assert np.array_equal(out, case.naive(window))
+
+
+@SHAPES
+@HALVES
+@pytest.mark.parametrize("window", [0, 20])
+@pytest.mark.parametrize("threads", [1, 3])
+def test_sinks_take_weight_and_give_nothing(heads, kv_heads, dim, half, window, threads):
+    case = Case(heads, kv_heads, dim, half)
+    sinks = np.linspace(-3, 6, heads).astype(np.float32)
+    out = case.cache.attend(case.q, case.prefix, *no_path(case.rows), window, heads, threads, sinks)
+    assert np.array_equal(out, case.naive(window, sinks))
 
 
 @SHAPES

@@ -38,6 +38,13 @@ def test_swiglu_equals_the_slow_twin():
     assert not out[:, 40:].any()
 
 
+def test_clamped_swiglu_equals_the_slow_twin():
+    gate_up, out = rows((5, 96), scale=20), np.zeros((5, 50), np.float32)
+    ew.clamped_swiglu(gate_up, 40, 48, 7.0, out, 2)
+    assert np.array_equal(out[:, :40], naive.clamped_swiglu(gate_up[:, :40], gate_up[:, 48:88], 7.0))
+    assert not out[:, 40:].any()
+
+
 def test_pointwise_steps():
     x, y, factors = rows((3, 37)), rows((3, 37), 1), rows((1, 3), 2)[0]
     for step, expected in (
@@ -52,7 +59,7 @@ def test_pointwise_steps():
         assert np.array_equal(a, expected)
 
 
-@pytest.mark.parametrize("step", ["rms_norm", "swiglu", "clip", "add"])
+@pytest.mark.parametrize("step", ["rms_norm", "swiglu", "clamped_swiglu", "clip", "add"])
 def test_nan_reaches_the_output_of_its_row(step):
     x = rows((2, 64))
     x[1, 3] = np.nan
@@ -62,6 +69,9 @@ def test_nan_reaches_the_output_of_its_row(step):
     elif step == "swiglu":
         out = np.zeros((2, 32), np.float32)
         ew.swiglu(x, 32, 32, out)
+    elif step == "clamped_swiglu":
+        out = np.zeros((2, 32), np.float32)
+        ew.clamped_swiglu(x, 32, 32, 7.0, out)
     elif step == "clip":
         ew.clip(out, 1.0)
     else:

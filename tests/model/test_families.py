@@ -15,6 +15,9 @@ FIXTURE = {
     "deepseek_v2": "deepseek_v2-lite-group",
     "deepseek_v3": "deepseek_v3-yarn",
     "glm4_moe": "glm4_moe-base",
+    "ernie4_5_moe": "ernie4_5_moe-base",
+    "gpt_oss": "gpt_oss-base",
+    "granitemoe": "granitemoe-base",
     "llama": "llama-bias-sharded",
     "mixtral": "mixtral-base",
     "olmoe": "olmoe-base",
@@ -388,3 +391,42 @@ def test_indexers_that_cannot_be_are_refused_by_name() -> None:
     assert "indexer_types 'lazy'" in refusal(UnsupportedModelError, "glm_moe_dsa", indexer_types=["lazy"] * 3)
     assert "q_lora_rank" in refusal(CheckpointError, "glm_moe_dsa", q_lora_rank=None)
     assert "index_topk" in refusal(CheckpointError, "glm_moe_dsa", index_topk=0)
+
+
+# granitemoe, ernie4_5_moe, gpt_oss
+
+
+def test_granitemoe_takes_its_multipliers_and_one_where_they_are_absent() -> None:
+    found = spec("granitemoe")
+    four = found.attention_scale, found.embedding_multiplier, found.residual_multiplier, found.logits_scaling
+    assert four == (0.4, 3.0, 0.7, 1.6)
+    keys = ("attention_multiplier", "embedding_multiplier", "residual_multiplier", "logits_scaling")
+    plain = spec("granitemoe", **dict.fromkeys(keys, ...))
+    assert (plain.attention_scale, plain.residual_multiplier, plain.logits_scaling) == (1.0, 1.0, 1.0)
+
+
+def test_ernie_has_sparse_layers_from_start_to_end_at_the_interval() -> None:
+    assert spec("ernie4_5_moe").moe_layers == (1, 2)
+    assert spec("ernie4_5_moe", moe_layer_end_index=-1, moe_layer_start_index=0).moe_layers == (0, 1, 2)
+    assert spec("ernie4_5_moe", moe_layer_interval=2).moe_layers == (1,)
+    assert spec("ernie4_5_moe", moe_layer_end_index=1).moe_layers == (1,)
+
+
+def test_ernie_use_bias_reaches_every_projection_and_the_output() -> None:
+    found = spec("ernie4_5_moe", use_bias=True)
+    assert (found.qkv_bias, found.o_bias, found.mlp_bias, found.lm_head_bias) == (True,) * 4
+    assert found.rope.interleaved
+    assert found.shared_expert_intermediate_size == 32
+
+
+def test_gpt_oss_slides_on_every_other_layer_unless_layer_types_says_otherwise() -> None:
+    assert windows(spec("gpt_oss", layer_types=..., num_hidden_layers=4)) == [8, None, 8, None]
+    assert windows(spec("gpt_oss", layer_types=["full_attention", "sliding_attention"])) == [None, 8]
+    assert windows(spec("gpt_oss", sliding_window=None)) == [None, None]
+
+
+def test_gpt_oss_yarn_does_not_truncate_its_ramp() -> None:
+    found = spec("gpt_oss")
+    assert (found.rope.kind, found.rope.truncate, found.rope.factor) == ("yarn", False, 32.0)
+    assert (found.sinks, found.router_bias, found.expert_bias, found.swiglu_limit) == (True, True, True, 7.0)
+    assert "swiglu_alpha" in refusal(UnsupportedModelError, "gpt_oss", swiglu_alpha=1.5)
