@@ -8,7 +8,8 @@ experts in memory and with a third of them (CAP). Every run loads the model anew
 its tapes as a new process would; kernels and page cache are warm. The order off, always, seed, auto, off again is
 repeated --rounds times and a run is compared with the mean of the two plain runs around it, so that a slow change of
 the machine falls out. `auto` keeps its costs in one file per model and budget: its first run starts without any.
-With a third of the experts there is one round less, no source alone, and SMOL has a third of the tokens. The demo model
+With a third of the experts there is one round less, no source alone, and SMOL has a third of the tokens. --open-once
+loads a model that is slow to load only once per budget; its gate then goes on from run to run. The demo model
 comes first; what has not begun after --minutes (14) is left out and named, so the whole takes 15 at most.
 
 The second form: what a forward of 1..17 rows costs and how many distinct experts it uses, all experts in memory and
@@ -100,15 +101,34 @@ class Run:
         return 1 / float(self.report["decode_tps"])
 
 
-def answer(model: Path, engine: EngineOptions, group: Group, drafts: DraftOptions) -> Run:
-    with LLM.open(model, engine, lambda notice: None) as llm:
-        ids = llm.prompt_ids(group.prompt, raw=group.raw)
-        tokens = min(group.tokens, llm.spec.max_position_embeddings - len(ids) - 1)
-        result = llm.generate(ids, GenerateOptions(tokens, ignore_eos=True), drafts).result
-        return Run(result.token_ids, result.report)
+class Bench:
+    """Answers of one model and budget, loaded anew for each as a new process would, or only once."""
+
+    def __init__(self, model: Path, engine: EngineOptions, once: bool) -> None:
+        self.model, self.engine, self._once = model, engine, once
+        self._open: LLM | None = None
+
+    def __enter__(self) -> "Bench":
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        if self._open is not None:
+            self._open.close()
+            self._open = None
+
+    def answer(self, group: Group, drafts: DraftOptions) -> Run:
+        llm = self._open = self._open or LLM.open(self.model, self.engine, lambda notice: None)
+        try:
+            ids = llm.prompt_ids(group.prompt, raw=group.raw)
+            tokens = min(group.tokens, llm.spec.max_position_embeddings - len(ids) - 1)
+            result = llm.generate(ids, GenerateOptions(tokens, ignore_eos=True), drafts).result
+            return Run(result.token_ids, result.report)
+        finally:
+            if not self._once:
+                self.__exit__()
 
 
-def groups(model: Path, demo: bool, folder: Path, tokens: int, only: Sequence[str]) -> list[Group]:
+def groups(bench: Bench, demo: bool, folder: Path, tokens: int, only: Sequence[str]) -> list[Group]:
     """The chosen groups of a model, with the corpora they need frozen from its own answers."""
     prose, orders = (DEMO_EVENT, DEMO_ORDERS) if demo else (PROSE, ORDERS)
     kind = "demo" if demo else "smol"
@@ -116,7 +136,7 @@ def groups(model: Path, demo: bool, folder: Path, tokens: int, only: Sequence[st
 
     def frozen(name: str, prompt: str, raw: bool, count: int, wrong: bool = False) -> Path:
         group = Group(name, prompt, raw, DraftOptions(), count)
-        ids = answer(model, EngineOptions(pin="off", usage_save=False), group, DraftOptions(enabled=False)).ids
+        ids = bench.answer(group, DraftOptions(enabled=False)).ids
         path = folder / f"{kind}-{name}.txt"
         path.write_text(line(near_misses(ids) if wrong else ids))
         return path
@@ -135,27 +155,36 @@ def groups(model: Path, demo: bool, folder: Path, tokens: int, only: Sequence[st
         (folder / "wrong.gbnf").write_text(WRONG)
         wrong = DraftOptions(grammar=folder / "wrong.gbnf", draft=0)
         found.append(Group("wrong grammar", orders, not demo, wrong, tokens))
+
+    def merged(name: str, prompt: str, raw: bool, count: int, *, more: str = "", **sources: DraftOptions) -> None:
+        """All sources at once, and each alone."""
+        alone = "alone" in only or not only
+        together = DraftOptions(draft=8)
+        for drafts in sources.values():
+            together = replace(together, corpus=drafts.corpus or together.corpus)
+            together = replace(together, grammar=drafts.grammar or together.grammar)
+        found.append(Group(name + more, prompt, raw, together, count))
+        for source, drafts in {**sources, "n-gram": ngram}.items() if alone else ():
+            found.append(Group(f"{name}, {source} alone", prompt, raw, drafts, count))
+
     if wanted("perfect"):
-        corpus = frozen("perfect", prose, False, tokens)
-        found.append(Group("perfect corpus", prose, False, DraftOptions(corpus=corpus, draft=0), tokens))
+        corpus = DraftOptions(corpus=frozen("perfect", prose, False, tokens), draft=0)
+        found.append(Group("replay, corpus alone", prose, False, corpus, tokens))
+        if "alone" in only or not only:
+            found.append(Group("replay, corpus and n-gram", prose, False, replace(corpus, draft=8), tokens))
     if wanted("ndjson"):
         other = orders.replace("Anna", "Peter").replace("Lucy", "Jane")
-        corpus = frozen("related", other, not demo, 160)
-        every = DraftOptions(grammar=grammar, corpus=corpus, draft=8)
-        found.append(Group("NDJSON, all sources", orders, not demo, every, tokens))
-        if not only or "alone" in only:
-            for name, drafts in (
-                ("grammar", DraftOptions(grammar=grammar, draft=0)),
-                ("corpus", DraftOptions(corpus=corpus, draft=0)),
-                ("n-gram", ngram),
-            ):
-                found.append(Group(f"NDJSON, {name} alone", orders, not demo, drafts, tokens))
+        corpus = DraftOptions(corpus=frozen("related", other, not demo, 160), draft=0)
+        forced = DraftOptions(grammar=grammar, draft=0)
+        merged("NDJSON", orders, not demo, tokens, more=", all sources", grammar=forced, corpus=corpus)
     if wanted("code"):
-        found.append(Group("code edit" if not demo else "log line", DEMO_LOG if demo else CODE, True, ngram, tokens))
+        name, text = ("log line", DEMO_LOG) if demo else ("code edit", CODE)
+        corpus = DraftOptions(corpus=frozen("code", text.replace("surface", "extent"), True, tokens // 2), draft=0)
+        merged(name, text, True, tokens, more=", corpus of another and n-gram", corpus=corpus)
     if wanted("questions"):
         first, second = (DEMO_LOG, DEMO_LOG.replace("17", "23")) if demo else (SEA, SEA.replace("Tell", "Please tell"))
-        corpus = frozen("question", first, False, tokens // 2)
-        found.append(Group("repeated question", second, False, DraftOptions(corpus=corpus, draft=8), tokens // 2))
+        corpus = DraftOptions(corpus=frozen("question", first, False, tokens // 2), draft=0)
+        merged("repeated question", second, False, tokens // 2, more=", corpus and n-gram", corpus=corpus)
     return found
 
 
@@ -166,24 +195,23 @@ def a_third(model: Path) -> int:
 
 
 def measure(
-    model: Path, label: str, engine: EngineOptions, chosen: Sequence[Group], rounds: int, file: Path, deadline: float
+    bench: Bench, label: str, chosen: Sequence[Group], gates: Sequence[str], rounds: int, deadline: float
 ) -> bool:
     """Print the rows of one model and budget. Returns whether all ids were plain decoding's."""
     same = True
     off = DraftOptions(enabled=False)
-    engine = replace(engine, pin="off", usage_save=True, usage=file.parent / "usage.json", gate_file=file)
     for group in chosen:
         if time.monotonic() > deadline:
             print(f"out of time: {label}, {group.name} not measured", file=sys.stderr)
             continue
-        ratios: dict[str, list[float]] = {gate: [] for gate in GATES}
+        ratios: dict[str, list[float]] = {gate: [] for gate in gates}
         last: dict[str, Run] = {}
-        equal = dict.fromkeys(GATES, True)
-        before = answer(model, engine, group, off)
+        equal = dict.fromkeys(gates, True)
+        before = bench.answer(group, off)
         plain = [before.seconds]
         for _ in range(rounds):
-            runs = {gate: answer(model, engine, group, replace(group.drafts, gate=gate)) for gate in GATES}
-            after = answer(model, engine, group, off)
+            runs = {gate: bench.answer(group, replace(group.drafts, gate=gate)) for gate in gates}
+            after = bench.answer(group, off)
             for gate, run in runs.items():
                 ratios[gate].append((before.seconds + after.seconds) / 2 / run.seconds)
                 equal[gate] = equal[gate] and run.ids == before.ids == after.ids
@@ -192,13 +220,13 @@ def measure(
             plain.append(after.seconds)
         noise = max(plain) / min(plain)
         cells = [label, group.name, f"{len(before.ids)}", f"{1 / median(plain):.1f} ({noise:.2f})"]
-        for gate in GATES:
+        for gate in gates:
             shown = ", ".join(f"{ratio:.2f}" for ratio in sorted(ratios[gate]))
             mark = "" if equal[gate] else " **other ids**"
             cells.append(
                 f"**{median(ratios[gate]):.2f}** ({shown}) {last[gate].report['tokens_per_forward']:.2f}{mark}"
             )
-        cells.append(gate_cell(last["auto"].report, before.report))
+        cells.append(gate_cell(last[gates[-1]].report, before.report))
         print("| " + " | ".join(cells) + " |", flush=True)
         same = same and all(equal.values())
     return same
@@ -207,6 +235,8 @@ def measure(
 def gate_cell(auto: dict[str, Any], plain: dict[str, Any]) -> str:
     """What the gate did in its last run."""
     found = auto["drafting"]
+    if "probes" not in found:
+        return ""
     text = f"{found['drafted']} drafted, {found['declined_forwards']} declined, {found['probes']} probes"
     if found["closed"]:
         text += f", closed {found['closed']}x"
@@ -217,7 +247,14 @@ def gate_cell(auto: dict[str, Any], plain: dict[str, Any]) -> str:
 
 def gates(args: argparse.Namespace) -> bool:
     """The first table."""
-    columns = ("model", "prompt", "ids", "plain tok/s (max/min)", *(f"`{gate}`" for gate in GATES), "auto, last run")
+    columns = (
+        "model",
+        "prompt",
+        "ids",
+        "plain tok/s (max/min)",
+        *(f"`{gate}`" for gate in args.gate),
+        "auto, last run",
+    )
     print("Speed over plain decoding: **median** (all rounds) and tokens/forward of the last round.\n")
     print("| " + " | ".join(columns) + " |\n|" + "---|" * len(columns), flush=True)
     same, deadline = True, time.monotonic() + 60 * args.minutes
@@ -226,7 +263,9 @@ def gates(args: argparse.Namespace) -> bool:
         for model, demo in ((args.demo, True), (args.model[0], False)):
             if (demo and args.no_demo) or (not demo and args.no_smol):
                 continue
-            chosen = groups(model, demo, folder, args.tokens, args.only)
+            plain = EngineOptions(pin="off", usage_save=False)
+            with Bench(model, plain, args.open_once) as bench:
+                chosen = groups(bench, demo, folder, args.tokens, args.only)
             third = a_third(model)
             for label, engine, rounds, divisor in (
                 ("resident", EngineOptions(), args.rounds, 1),
@@ -234,12 +273,13 @@ def gates(args: argparse.Namespace) -> bool:
             ):
                 if args.budget and not label.startswith(args.budget):
                     continue
-                title = f"{model.name}, {label}"
+                title = f"{model.name}, {args.label or label}"
                 shorter = [replace(group, tokens=group.tokens // divisor) for group in chosen]
                 if engine.cap:
-                    shorter = [group for group in shorter if "alone" not in group.name]
-                file = folder / f"{demo}-{engine.cap}.json"
-                same = measure(model, title, engine, shorter, rounds, file, deadline) and same
+                    shorter = [group for group in shorter if "alone" not in group.name or "replay" in group.name]
+                kept = {"usage": folder / "usage.json", "gate_file": folder / f"{demo}-{engine.cap}.json"}
+                with Bench(model, replace(engine, pin="off", **kept), args.open_once) as bench:
+                    same = measure(bench, title, shorter, args.gate, rounds, deadline) and same
     return same
 
 
@@ -306,7 +346,11 @@ def main() -> int:
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--minutes", type=float, default=14.0)
     parser.add_argument("--tokens", type=int, default=500)
+    parser.add_argument("--gate", action="append", default=[], choices=GATES, help="only these")
+    parser.add_argument("--open-once", action="store_true", help="one process for all runs of a budget, as a server")
+    parser.add_argument("--label", default="", help="what to call the budget")
     args = parser.parse_args()
+    args.gate = args.gate or list(GATES)
     if not args.cost:
         return 0 if gates(args) else 1
     print("| model, experts in memory | rows | " + " | ".join(str(rows) for rows in range(1, 18)) + " |")
