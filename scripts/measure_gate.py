@@ -277,7 +277,7 @@ def gates(args: argparse.Namespace) -> bool:
                 shorter = [replace(group, tokens=group.tokens // divisor) for group in chosen]
                 if engine.cap:
                     shorter = [group for group in shorter if "alone" not in group.name or "replay" in group.name]
-                kept = {"usage": folder / "usage.json", "gate_file": folder / f"{demo}-{engine.cap}.json"}
+                kept = {"usage": folder / f"{demo}-usage.json", "gate_file": folder / f"{demo}-{engine.cap}.json"}
                 with Bench(model, replace(engine, pin="off", **kept), args.open_once) as bench:
                     same = measure(bench, title, shorter, args.gate, rounds, deadline) and same
     return same

@@ -42,7 +42,7 @@ class RowCosts:
     def __init__(self, cycle_bytes: int = 0) -> None:
         """cycle_bytes: of the experts one row uses, by which it is told whether experts stream."""
         self.plain_seconds = 0.0  # 0: not measured yet
-        self._cycle_bytes = cycle_bytes
+        self.cycle_bytes = cycle_bytes
         self._plain_weight = 0.0
         self._known: dict[int, Cost] = {}
         self._rows: list[int] = []
@@ -126,7 +126,7 @@ class RowCosts:
     @property
     def streams(self) -> bool:
         """Whether a plain forward usually has to read experts."""
-        return self.expert_bytes(1) > STREAMING_SHARE * self._cycle_bytes
+        return self.expert_bytes(1) > STREAMING_SHARE * self.cycle_bytes
 
     def table(self) -> list[dict[str, float | int]]:
         """Per measured row count: ratio, seconds, expert bytes and how many samples this process took."""

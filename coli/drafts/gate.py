@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import Any, Protocol
 
 from coli.drafts.costs import MAX_ROWS, RowCosts
 
@@ -21,7 +21,7 @@ OPENING_GAIN = 1.08  # expected tokens per plain forward's time from which draft
 CLOSING_GAIN = 1.02  # and below which it ends
 EARNED = 0.008  # share of the time spent that may be lost
 FIRST_ALLOWANCE = 2.5  # plain forwards that may be lost at the start
-FIRST_PREPARATIONS = 5.0  # plain forwards that preparing for new row counts may take at the start
+FIRST_PREPARATIONS = 5.0  # plain forwards that preparing for new row counts may take at the start, but for the last
 EARNED_FOR_PREPARING = 0.002  # and more with each forward
 LARGEST_ALLOWANCE = 8.0
 LARGEST_DEBT = 1.0
@@ -36,10 +36,24 @@ REOPENING = 0.3  # plain forwards such a proposal counts, halved with each closi
 MOST_CLOSINGS = 8
 RESERVE = 0.5  # plain forwards on the account that probes leave alone
 HICCUP = 2.0  # times the usual cost that a drafted forward is charged at most
+MOST_FOR_PREPARING = 16.0  # plain forwards; a first forward that takes longer was held up by something else
 PREPARED_FOR = 8  # forwards of a new row count among which preparing for it is divided
 DOUBTFUL = 0.25  # weight of a first forward, from which the preparation was only estimated away
 SHORTEST_REACH = 4  # draft tokens asked for at least; at most twice what was accepted lately
 REACH_KEPT = 0.9
+
+
+class SharedForward(Protocol):
+    """A forward that several responses shared (coli.engine.together)."""
+
+    @property
+    def responses(self) -> int: ...
+    @property
+    def rows(self) -> int: ...
+    @property
+    def committed(self) -> int: ...
+    @property
+    def seconds(self) -> float: ...
 
 
 @dataclass(slots=True)
@@ -59,11 +73,19 @@ class GateCounts:
 
 
 class Gate:
-    """Decides for one response after another; costs may be shared and remembered."""
+    """Decides for one response after another; costs may be shared and remembered.
 
-    def __init__(self, costs: RowCosts | None = None) -> None:
+    Responses that decode together have a gate of their own per number of responses (`among`). There a plain forward is
+    one of a row for each, `rows` is 1 and the drafts of all, and a right draft is worth less: it spares one of them a
+    forward that the others need all the same.
+    """
+
+    def __init__(self, costs: RowCosts | None = None, responses: int = 1) -> None:
         self.costs = costs if costs is not None else RowCosts()
         self.counts = GateCounts()
+        self._responses = responses
+        self._among: dict[int, Gate] = {}
+        self._last_shared: SharedForward | None = None
         self._account = FIRST_ALLOWANCE
         self._for_preparing = FIRST_PREPARATIONS
         self._is_closed = False
@@ -74,13 +96,25 @@ class Gate:
         self._since_retry = 0
         self._retry_after = RETRY_AFTER
         self._reach = float(SHORTEST_REACH)
-        self._first_seconds = 0.0
+        self._preparing_s = 0.0  # mean seconds that the first forward of a row count took more than later ones
+        self._preparations = 0
+        self._first_plain_s = 0.0
         self._closings = 0  # since the account was last full
 
     def begin(self) -> None:
         """A new response: a forward of each row count has to be prepared for again."""
         self.counts = GateCounts()
         self._prepared.clear()
+        for shared in self._among.values():
+            shared.counts = GateCounts()
+
+    def among(self, responses: int) -> Gate:
+        """The gate for forwards that so many responses share."""
+        if responses == self._responses:
+            return self
+        if responses not in self._among:
+            self._among[responses] = Gate(RowCosts(self.costs.cycle_bytes), responses)
+        return self._among[responses]
 
     @property
     def is_closed(self) -> bool:
@@ -101,6 +135,8 @@ class Gate:
         if not chances:
             self.counts.plain += 1
             return 0
+        if self._responses > 1:
+            chances = [chance / self._responses for chance in chances]
         size = self._chosen(chances)
         if size:
             self.counts.drafted += 1
@@ -150,7 +186,7 @@ class Gate:
         What is not prepared and cannot be afforded is left out.
         """
         known = self._prepared
-        if self._for_preparing * self.costs.plain_seconds >= self._preparation():
+        if self._for_preparing > 0:
             sizes = [size for size in SIZES if size <= count]
         else:
             sizes = [size for size in SIZES if size <= count and size + 1 in known]
@@ -160,13 +196,16 @@ class Gate:
         """Plain forwards `rows` rows cost, with a share of the preparation if this response has not run them yet."""
         ratio = self.costs.ratio(rows)
         if rows not in self._prepared:
-            ratio += self._preparation() / self.costs.plain_seconds / PREPARED_FOR
+            ratio += self._preparation() / PREPARED_FOR
         return ratio
 
     def _preparation(self) -> float:
-        """Seconds the first forward of a row count takes more than later ones, as the first plain one did."""
-        plain = self.costs.plain_seconds
-        return min(max(self._first_seconds - plain, 0.0), 2 * plain)
+        """Plain forwards' time that the first forward of a row count takes more than later ones."""
+        return min(self._preparing_s / self.costs.plain_seconds, MOST_FOR_PREPARING)
+
+    def _note_preparation(self, seconds: float) -> None:
+        self._preparations = min(self._preparations + 1, 4)
+        self._preparing_s += (max(seconds, 0.0) - self._preparing_s) / self._preparations
 
     def _measured_size(self, chances: Sequence[float], wanted: float) -> int:
         best, best_size, tokens = wanted, 0, 1.0
@@ -198,7 +237,15 @@ class Gate:
         self.counts.probes += 1
         return 1
 
-    def measured(self, rows: int, committed: int, seconds: float, expert_bytes: int) -> None:
+    def measured_shared(self, forward: SharedForward, expert_bytes: int) -> None:
+        """A forward of several responses: each of them tells, it counts once."""
+        if forward is self._last_shared:
+            return
+        self._last_shared = forward
+        drafted = forward.rows - forward.responses
+        self.measured(1 + drafted, forward.committed / forward.responses, forward.seconds, expert_bytes)
+
+    def measured(self, rows: int, committed: float, seconds: float, expert_bytes: int) -> None:
         """The forward behind the last `choose`: `rows` rows gave `committed` tokens in `seconds`."""
         costs, first = self.costs, rows not in self._prepared
         self._prepared.add(rows)
@@ -206,12 +253,14 @@ class Gate:
         if not first:
             costs.add(rows, seconds, expert_bytes)
         elif rows == 1:
-            self._first_seconds = seconds
-        elif not costs.is_known(rows):
+            self._first_plain_s = seconds
+        elif not costs.is_known(rows) and costs.plain_seconds:
             plain = costs.plain_seconds
-            likely = min(max(seconds - self._preparation(), plain), costs.highest(rows) * plain)
+            likely = min(max(seconds - self._preparation() * plain, plain), costs.highest(rows) * plain)
             costs.add(rows, likely, expert_bytes, weight=DOUBTFUL)
         plain = costs.plain_seconds
+        if rows == 1 and not first and self._first_plain_s and not self._preparations:
+            self._note_preparation(self._first_plain_s - seconds)
         if rows == 1:
             self._since_plain = 0
             self._settle(EARNED)
@@ -232,7 +281,8 @@ class Gate:
             self.counts.gained -= loss
         ratio = seconds / plain
         if first:
-            prepared = min(self._preparation() / plain, max(ratio - 1, 0.0))
+            self._note_preparation(seconds - costs.ratio(rows) * plain)
+            prepared = min(self._preparation(), max(ratio - 1, 0.0))
             self._for_preparing -= prepared
             ratio -= prepared
         # a hiccup of the machine is not the draft's fault: it counts twice the usual, or a forward for each row
@@ -260,7 +310,9 @@ class Gate:
         for name in ("lost", "gained"):
             counts[f"seconds_{name}"] = round(counts.pop(name), 6)
         counts["declined_forwards"] = counts.pop("declined")
-        return {**counts, "allowance_plain_forwards": round(self._account, 3), "costs": self.costs.table()}
+        found = {**counts, "allowance_plain_forwards": round(self._account, 3), "costs": self.costs.table()}
+        shared = {str(count): gate.report() for count, gate in sorted(self._among.items())}
+        return {**found, "together": shared} if shared else found
 
 
 def gate_lines(report: Mapping[str, Any]) -> list[str]:

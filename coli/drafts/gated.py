@@ -14,7 +14,7 @@ from typing import Any
 
 from coli.drafts.acceptance import Acceptance
 from coli.drafts.base import MAX_DRAFT_TOKENS, ROOT, Counters, Draft, DraftSource
-from coli.drafts.gate import Gate, gate_lines
+from coli.drafts.gate import Gate, SharedForward, gate_lines
 from coli.drafts.merge import DraftLog, DraftTree, compared_and_accepted, counter_lines, in_order
 from coli.drafts.trie import DraftTrie
 
@@ -47,6 +47,7 @@ class TreeSources:
         self._order: list[int] = []
         self._drafting_s = self._forward_s = 0.0
         self._steps = 0
+        self._responses = 1  # that share the next forward
         self._bytes_before = 0
         self._declined: Counter[str] = Counter()
         self._log = DraftLog()
@@ -65,6 +66,10 @@ class TreeSources:
             source.commit(token_ids)
         self._drafting_s += self._clock() - began
 
+    def alongside(self, responses: int) -> None:
+        """The next forward is shared by so many responses, this one included."""
+        self._responses = responses
+
     def propose(self, limit: int) -> Draft | None:
         """The likeliest draft tokens, as many as pay, at most `limit`; None for a plain forward."""
         self._bytes_before = self.expert_bytes()
@@ -78,7 +83,7 @@ class TreeSources:
         return draft
 
     def _proposed(self, limit: int) -> Draft | None:
-        gate, acceptance, sources = self.gate, self._acceptance, self.sources
+        gate, acceptance, sources = self._gate_now(), self._acceptance, self.sources
         self._order = []
         if gate is not None and self._too_dear():
             gate.choose(())
@@ -104,6 +109,9 @@ class TreeSources:
         if not order:
             return None
         return trie.draft(order, sources[trie.owners[order[0]][0][0]].name)
+
+    def _gate_now(self) -> Gate | None:
+        return None if self.gate is None else self.gate.among(self._responses)
 
     def _gathered(self, most: int) -> tuple[DraftTrie, list[int]]:
         """What the sources say as one tree, and per source how many tokens it proposed before."""
@@ -156,7 +164,7 @@ class TreeSources:
         """Whether asking has taken more than its share of the time: then most steps do without."""
         if self._steps < 4 * ASKED_EVERY or self._steps % ASKED_EVERY == 0:
             return False
-        gate = self.gate
+        gate = self._gate_now()
         assert gate is not None
         return self._drafting_s > DRAFTING_SHARE * self._forward_s + max(gate.seconds_gained, 0.0)
 
@@ -175,6 +183,14 @@ class TreeSources:
         self._log.measured(rows, committed)
         if self.gate is not None:
             self.gate.measured(rows, committed, seconds, self.expert_bytes() - self._bytes_before)
+
+    def measured_together(self, rows: int, committed: int, forward: SharedForward) -> None:
+        """The same for a forward shared with others, of which `rows` and `committed` were this response's."""
+        self._forward_s += forward.seconds / forward.responses
+        self._log.measured(rows, committed)
+        if self.gate is not None:
+            gate = self.gate.among(forward.responses)
+            gate.measured_shared(forward, self.expert_bytes() - self._bytes_before)
 
     def _learn(self, token_ids: Sequence[int]) -> None:
         """Walk what was emitted through the last proposals: each node on the way judges its children."""

@@ -104,6 +104,9 @@ class MergedSources:
             self._owners += [source] * len(more)
         return draft
 
+    def alongside(self, responses: int) -> None:
+        """The next forward is shared by so many responses: nothing here depends on it."""
+
     def judged(self, proposal: DraftTree, kept: Sequence[int], judged: int) -> None:
         """Tell each source how its part of the last proposal fared.
 
@@ -116,6 +119,10 @@ class MergedSources:
 
     def measured(self, rows: int, committed: int, seconds: float) -> None:
         """The forward behind the last proposal had `rows` rows and gave `committed` ids."""
+        self._log.measured(rows, committed)
+
+    def measured_together(self, rows: int, committed: int, forward: object) -> None:
+        """The same for a forward that others shared."""
         self._log.measured(rows, committed)
 
     @property

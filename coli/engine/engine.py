@@ -36,6 +36,9 @@ class Drafter(Protocol):
 
     def begin(self, prompt_ids: Sequence[int]) -> None: ...
 
+    def alongside(self, responses: int) -> None:
+        """The next forward is shared by so many responses, this one included; 1 until it is called."""
+
     def propose(self, limit: int) -> Proposal | None: ...
 
     def judged(self, proposal: Proposal, kept: Sequence[int], judged: int) -> None:
@@ -46,7 +49,21 @@ class Drafter(Protocol):
         """The forward behind the last `propose`: its rows, the ids it gave and what it took, all but the drafting."""
         ...
 
+    def measured_together(self, rows: int, committed: int, forward: "SharedForward") -> None:
+        """The same for a forward shared by several responses: this one's rows and ids, and all of the forward."""
+        ...
+
     def commit(self, token_ids: Sequence[int]) -> None: ...
+
+
+@dataclass(frozen=True, slots=True)
+class SharedForward:
+    """A forward of several responses: rows and committed ids of all together, seconds without the drafting."""
+
+    responses: int
+    rows: int
+    committed: int
+    seconds: float
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,7 +10,7 @@ from contextlib import ExitStack
 
 import numpy as np
 
-from coli.engine.engine import MAX_ROWS, Committer, Drafter, Engine, Limits, plan_step
+from coli.engine.engine import MAX_ROWS, Committer, Drafter, Engine, Limits, SharedForward, plan_step
 from coli.engine.sampling import Sampler
 from coli.engine.session import Model, Session
 from coli.engine.stats import RunStats
@@ -67,11 +67,13 @@ class Running:
 def step_together(model: Model, engine: Engine, running: Sequence[Running]) -> None:
     """One verify forward for all; each commits at least one id, or has `error` set.
 
-    Costs of row counts are told to the drafter of a response that is alone only: a shared forward's are not its own.
+    A shared forward's costs are told to the drafters as such: they are not those of a response that is alone.
     Raises what a forward raises beside NumericError, with every session as it was.
     """
     share = max(1, MAX_ROWS // len(running))
     began = time.perf_counter()
+    for each in running:
+        each.drafter.alongside(len(running))
     steps = [plan_step(r.session, r.limits, r.drafter, r.stats, share) for r in running]
     counts = [len(step.token_ids) for step in steps]
     try:
@@ -87,13 +89,15 @@ def step_together(model: Model, engine: Engine, running: Sequence[Running]) -> N
             step_together(model, engine, [each])
         return
     at, kept = 0, []
-    for each, step, count in zip(running, steps, counts, strict=True):
+    committed = [0] * len(running)
+    for index, (each, step, count) in enumerate(zip(running, steps, counts, strict=True)):
         try:
             with each.session.undone_on_error():
                 verdict = engine.judge(
                     step, logits[at : at + count], each.session, each.sampler, each.drafter, each.stats, each.commit
                 )
             kept += [at + row for row in verdict.kept_rows]
+            committed[index] = len(verdict.token_ids)
             if len(running) == 1:
                 each.drafter.measured(count, len(verdict.token_ids), time.perf_counter() - step.began)
         except NumericError as error:
@@ -101,6 +105,10 @@ def step_together(model: Model, engine: Engine, running: Sequence[Running]) -> N
             each.error = error
         at += count
     model.settle(np.array(sorted(kept), np.int64))
-    seconds = time.perf_counter() - began
+    now = time.perf_counter()
+    if len(running) > 1 and all(each.error is None for each in running):
+        forward = SharedForward(len(running), sum(counts), sum(committed), now - steps[-1].began)
+        for each, count, own in zip(running, counts, committed, strict=True):
+            each.drafter.measured_together(count, own, forward)
     for each in running:
-        each.stats.decode_s += seconds
+        each.stats.decode_s += now - began
