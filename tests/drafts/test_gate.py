@@ -11,6 +11,7 @@ from coli.drafts.base import Draft
 from coli.drafts.costs import RowCosts
 from coli.drafts.gate import Gate
 from coli.drafts.gated import TreeSources
+from coli.engine.engine import SharedForward
 
 PROMPT = [1, 2, 3]
 TOKENS = 500
@@ -180,3 +181,49 @@ def test_the_report_is_json_and_text():
     lines = drafter.report_lines()
     for start in ("drafts: perfect", "gate: ", "gate: tokens declined", "gate: accepted per", "gate: cost of rows"):
         assert any(line.startswith(start) for line in lines), start
+
+
+def test_a_preparation_is_charged_what_it_takes():
+    """Where a new row count costs eleven plain forwards, only one is prepared for before drafts have gained."""
+    machine = preparing(linear(0.33), 11)
+    outcome, drafter = run([near_miss(0.9)], machine)
+    assert len(drafter.report["rows"]) <= 3
+    assert outcome.seconds <= 1.03 * plain_seconds(preparing(linear(0.33), 11))
+    gaining, _ = run([perfect(TRUTH, 8)], preparing(linear(0.33), 11))
+    assert gaining.seconds < 0.8 * outcome.seconds
+
+
+def shared(gate: Gate, responses: int, machine: Machine, chance: float, forwards: int) -> list[int]:
+    """Sizes a response's gate chooses while all responses draft alike, a drafted id right with probability `chance`."""
+    rng, sizes = random.Random(5), []
+    for at in range(forwards):
+        size = gate.among(responses).choose([chance**depth for depth in range(1, 9)])
+        right = 0
+        for _ in range(responses):
+            accepted = 0
+            while accepted < size and rng.random() < chance:
+                accepted += 1
+            right += accepted
+        rows = responses * (1 + size)
+        forward = SharedForward(responses, rows, responses + right, machine(rows, at))
+        for _ in range(responses):
+            gate.among(responses).measured_shared(forward, 0)
+        sizes.append(size)
+    return sizes
+
+
+@pytest.mark.parametrize("responses", [1, 2, 4])
+def test_drafts_are_worth_less_among_many(responses: int):
+    """Each row costs a third of a plain forward: alone a row too many is cheap, among four it is most of a forward."""
+    sizes = shared(Gate(), responses, linear(0.33), 0.7, 400)
+    drafting = sum(size > 0 for size in sizes[100:]) / 300
+    assert drafting > 0.9 if responses == 1 else drafting < (0.9 if responses == 2 else 0.1)
+
+
+def test_a_shared_forward_counts_once_and_apart():
+    gate = Gate()
+    shared(gate, 3, linear(0.05), 0.9, 50)
+    assert gate.costs.table() == []
+    together = gate.report()["together"]["3"]
+    assert together["drafted"] > 30
+    assert together["costs"][0]["seconds"] == pytest.approx(0.01 * 1.1), "a plain forward of three rows"

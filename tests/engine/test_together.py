@@ -3,7 +3,7 @@
 import pytest
 from containers import container
 
-from coli.drafts.opening import open_sources
+from coli.drafts.opening import SourceLibrary, open_sources
 from coli.engine.engine import Limits
 from coli.engine.sampling import Sampler
 from coli.engine.session import Session
@@ -81,3 +81,23 @@ def test_a_session_continued_after_a_crowd_equals_a_fresh_one(loaded):
         response._prompt_ids = tuple(prompt[skipped:])
         outcome.append(finish(loaded, [response])[id(response)])
     assert outcome[0] == outcome[1] == outcome[2]
+
+
+def test_gates_learn_what_shared_forwards_cost(loaded):
+    library = SourceLibrary(loaded.spec.vocab_size, lambda: "", lambda line: None)
+
+    def crowd() -> list[Running]:
+        made = [running(loaded, at) for at in range(4)]
+        for each in made:
+            each.drafter = library.sources(DraftOptions(gate="auto"))
+        return made
+
+    alone = []
+    for each in crowd():
+        alone.append(finish(loaded, [each])[id(each)])
+    side_by_side = crowd()
+    together = finish(loaded, side_by_side)
+    assert [together[id(each)] for each in side_by_side] == alone
+    report = side_by_side[0].drafter.report
+    assert {"2", "3", "4"} <= set(report["together"])
+    assert report["together"]["4"]["costs"][0]["rows"] == 1
