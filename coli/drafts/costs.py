@@ -101,6 +101,11 @@ class RowCosts:
         """Whether this very row count has been measured."""
         return rows in self._known
 
+    @property
+    def most_rows(self) -> int:
+        """The largest row count measured; 0: none."""
+        return self._rows[-1] if self._rows else 0
+
     def lowest(self, rows: int) -> float:
         """The least `rows` rows may well cost, the less was measured the lower; not below a smaller measured count."""
         at = bisect_left(self._rows, rows)

@@ -157,6 +157,8 @@ class Gate:
             return 0
         best, best_size, hope, hope_size = 0.0, 0, 0.0, 0
         tokens, taken = 1.0, 0
+        # what others draft beside it decides which row count is met: no use to probe below the largest
+        probed = costs.most_rows if self._responses > 1 else 0
         for size in self._sizes(len(chances)):
             while taken < size:
                 tokens += chances[taken]
@@ -164,6 +166,8 @@ class Gate:
             gain = tokens / self._price(size + 1)
             if gain > best:
                 best, best_size = gain, size
+            if size < probed:
+                continue
             gain = tokens / costs.lowest(size + 1)
             if gain > hope and costs.highest(size + 1) - tokens <= self._account - RESERVE:
                 hope, hope_size = gain, size
@@ -172,7 +176,7 @@ class Gate:
             self._since_probe = 0
             self.counts.probes += 1
             return hope_size
-        if best >= wanted and not costs.is_known(best_size + 1):
+        if best >= wanted and not costs.is_known(best_size + 1) and best_size >= probed:
             best_size = self._measured_size(chances, wanted)
         self._is_drafting = best >= wanted and best_size > 0
         if self._is_drafting:

@@ -212,12 +212,18 @@ def shared(gate: Gate, responses: int, machine: Machine, chance: float, forwards
     return sizes
 
 
-@pytest.mark.parametrize("responses", [1, 2, 4])
+@pytest.mark.parametrize("responses", [1, 4])
 def test_drafts_are_worth_less_among_many(responses: int):
-    """Each row costs a third of a plain forward: alone a row too many is cheap, among four it is most of a forward."""
-    sizes = shared(Gate(), responses, linear(0.33), 0.7, 400)
+    """A row costs half a plain forward: alone 1.8 tokens for 1.5, among four 0.2 tokens each for a fifth of theirs."""
+    sizes = shared(Gate(), responses, linear(0.5), 0.8, 400)
     drafting = sum(size > 0 for size in sizes[100:]) / 300
-    assert drafting > 0.9 if responses == 1 else drafting < (0.9 if responses == 2 else 0.1)
+    assert drafting > 0.9 if responses == 1 else drafting < 0.15
+
+
+def test_drafts_that_pay_among_many_are_drafted():
+    """Rows are nearly free, as where all experts are read anyway."""
+    sizes = shared(Gate(), 4, linear(0.03), 0.9, 200)
+    assert sum(size > 0 for size in sizes[100:]) > 90
 
 
 def test_a_shared_forward_counts_once_and_apart():
