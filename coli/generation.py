@@ -12,6 +12,7 @@ from typing import Any
 
 from coli.drafts.opening import Drafter
 from coli.engine.engine import Limits
+from coli.engine.rejection import RejectionSampler
 from coli.engine.sampling import Sampler
 from coli.engine.session import Session
 from coli.engine.stats import RunStats
@@ -99,13 +100,16 @@ class Generation:
         drafter: Drafter,
         gate: str,
         session: Session | None = None,
+        accept: str = "match",
     ) -> None:
-        """session: to go on with as far as it begins like the prompt; None: a fresh one."""
+        """session: to go on with as far as it begins like the prompt; None: a fresh one. accept: how drafts are judged,
+        match or rejection.
+        """
         self._session = session
         self._loaded, self._tokenizer = loaded, tokenizer
         self._prompt_ids, self._context = tuple(prompt_ids), context
         self._options, self._seed = options, seed
-        self._drafter, self._gate = drafter, gate
+        self._drafter, self._gate, self._accept = drafter, gate, accept
         self._stats = RunStats()
         self._answer = AnswerText(tokenizer, options.stop)
         self._cache = loaded.cache_state()
@@ -151,7 +155,8 @@ class Generation:
         spec, engine = self._loaded.spec, self._loaded.engine
         end_ids = frozenset() if options.ignore_eos else self._tokenizer.end_ids
         limits = Limits(options.max_tokens, self._context, end_ids)
-        sampler = Sampler(options.sampler, self._seed, spec.vocab_size)
+        kind = RejectionSampler if self._accept == "rejection" else Sampler
+        sampler = kind(options.sampler, self._seed, spec.vocab_size)
         session = self._session or Session(self._loaded.new_cache(self._context))
         prompt_ids = session.resume(self._prompt_ids)
         for token_id in engine.generate(session, prompt_ids, limits, sampler, self._drafter, stats):

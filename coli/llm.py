@@ -126,10 +126,12 @@ class LLM:
         if session is not None:
             context = min(context, session.cache.capacity)
         seed = draw_seed() if options.sampler.seed is None else options.sampler.seed
-        sources = self._sources.sources(drafts, seed=seed, graph=self._graph_options(drafts))
+        graph, accept = self._graph_options(drafts), drafts.accept
+        sources = self._sources.sources(drafts, seed=seed, graph=graph, accept=accept)
         loaded = self.load(context)
         self._gating.join(sources, loaded)
-        return Generation(loaded, self.tokenizer, prompt_ids, context, options, seed, sources, drafts.gate, session)
+        args = loaded, self.tokenizer, prompt_ids, context, options, seed, sources, drafts.gate, session, accept
+        return Generation(*args)
 
     def start(
         self,

@@ -206,8 +206,9 @@ TABLE: tuple[Setting, ...] = (
             _env("COLI_GATE_FILE"), default_text="gate.json beside the usage history", counter="drafting.costs"),
     Setting("gate_save", "drafts", "bool", True, "write that file (`USAGE_SAVE=0` turns it off too)", "",
             _env("COLI_GATE_SAVE"), counter="drafting.costs"),
-    Setting("accept", "drafts", "choice", "match", "how drafts are judged", "--accept", _env("COLI_ACCEPT"),
-            _choices("match", "rejection"), counter="drafts", later="--accept rejection"),
+    Setting("accept", "drafts", "choice", "match", "how drafts are judged: match keeps every "
+            "byte, rejection the law alone", "--accept", _env("COLI_ACCEPT"),
+            _choices("match", "rejection"), counter="drafts"),
     # fetching and building graphs
     Setting("hf_token", "hub", "text", None, "token that `coli pull` shows the hub, for gated models", "",
             _env("SPECULANT_VERIFIER__HF_TOKEN", "SPECULANT_GRAPH__HF_TOKEN"), default_text="the hub's own (HF_TOKEN)",
@@ -373,6 +374,11 @@ def kernel_cache(resolved: Resolved) -> Path | None:
     return Path(base) / "coli" if os.path.isabs(base) else None
 
 
+def set_for_libraries(name: str, value: str) -> None:
+    """Set a variable that another library reads, unless the user has set it."""
+    os.environ.setdefault(name, value)
+
+
 def debug_wanted() -> bool:
     """COLI_DEBUG, read leniently: an error is already on its way to the user when this is asked."""
     return os.environ.get("COLI_DEBUG", "").strip().lower() not in ("", "0", "false", "no", "off")
@@ -478,11 +484,17 @@ def engine_options(r: Resolved) -> EngineOptions:
 
 
 def draft_options(r: Resolved) -> DraftOptions:
-    """DraftOptions from resolved settings."""
+    """DraftOptions from resolved settings. Raises OptionError for settings that contradict each other."""
+    rejecting = r["accept"] == "rejection"
+    if rejecting and r["gate"] == "auto" and r.given("gate"):
+        raise OptionError(
+            "--accept rejection: one source's drafts are judged at a time, --gate auto mixes them: use --gate seed"
+        )
     return DraftOptions(
         enabled=not r["no_drafts"], grammar=r["grammar"], schema=r["schema"], grammar_draft=r["grammar_draft"],
         corpus=r["corpus"], corpus_k=r["corpus_k"], corpus_minacc=r["corpus_minacc"], draft=r["draft"], mtp=r["mtp"],
-        graph=r["graph"], gate=r["gate"], accept=r["accept"], knobs=graph_knobs(r),
+        graph=r["graph"], gate="seed" if rejecting and r["gate"] == "auto" else r["gate"], accept=r["accept"],
+        knobs=graph_knobs(r),
     )  # fmt: skip
 
 

@@ -24,7 +24,7 @@ ALLOWED = {
     "text": {"impostors"},
     "convert": {"kernels", "store", "model", "text", "impostors", "process_use", "processors"},
     "server": {"llm", "generation", "engine", "drafts", "grammar", "text", "store", "options", "builtin"},
-    "speculant": set(),
+    "speculant": {"llm", "tools", "drafts", "text", "options", "builtin"},
     "report": {"engine", "store", "drafts", "process_use"},
 }
 # engine takes SamplerOptions and other frozen values; a flag or path never reaches it

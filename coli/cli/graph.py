@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -10,10 +11,21 @@ import click
 from coli.cli.flags import OUTPUT, settings_options
 from coli.cli.index_commands import KINDS, StageProgress, index_group, model_tokenizer, open_settings
 from coli.cli.json_output import STDOUT, write_json
+from coli.cli.model_path import model_path
 from coli.cli.streams import Streams
+from coli.errors import OptionError
+from coli.options import TABLE, draft_options, engine_options, generate_options, resolve
 
 if TYPE_CHECKING:
     from coli.tools.graph_calibrate import Score
+
+_UNUSED = ("json", "tokens")  # settings of a single answer
+BENCH = tuple(
+    setting.name
+    for setting in TABLE
+    if setting.group in ("model", "generate", "engine", "drafts", "output") and setting.name not in _UNUSED
+)
+QUESTIONS = ("What is contract law?", "What is a force majeure clause?", "When may a party end an agreement?")
 
 command = index_group(
     "graph",
@@ -71,6 +83,72 @@ def calibrate(graph: Path, files: tuple[str, ...], k: int, kind: str | None, as_
         write_json(STDOUT, {"k": k, "scores": [_facts(entry) for entry in scores]})
     else:
         _show(scores, k, streams)
+
+
+@command.command("bench")
+@click.argument("graph", metavar="GRAPH", required=False, type=click.Path(path_type=Path))
+@click.option("--prompt", "prompts", multiple=True, metavar="TEXT", help="what to answer (repeatable)  [default: three "
+              "questions about contracts]")  # fmt: skip
+@click.option("--prompts", "prompt_file", type=click.Path(path_type=Path), help="file with a prompt on every line")
+@click.option("--rounds", default=3, show_default=True, type=click.IntRange(1, 1000), help="each way; medians count")
+@click.option(
+    "--max-tokens", type=click.IntRange(2), metavar="N", help="tokens of an answer  [default: 100, or --ngen]"
+)
+@click.option("--raw", is_flag=True, help="feed prompts as they are, without the chat template")
+@click.option("--json", "as_json", is_flag=True, help="print one JSON object instead")
+@click.option("graph_path", "--graph-path", hidden=True, type=click.Path(path_type=Path), help="Same as GRAPH.")
+@click.option("model_name", "--model-name", hidden=True, help="Same as --model.")
+@settings_options(*(name for name in BENCH if name != "graph"))
+def bench(
+    graph: Path | None,
+    prompts: tuple[str, ...],
+    prompt_file: Path | None,
+    rounds: int,
+    max_tokens: int | None,
+    raw: bool,
+    as_json: bool,
+    graph_path: Path | None,
+    model_name: str | None,
+    **flags: Any,
+) -> None:
+    """Answer prompts with and without drafts from GRAPH, in turn, and compare the time it takes."""
+    if model_name is not None:
+        if flags.get("model") is not None:
+            raise OptionError("--model-name: the same as --model; give one of the two")
+        flags["model"] = model_name
+    settings = resolve(flags, names=BENCH)
+    streams = Streams(settings["quiet"], settings["verbose"], settings["color"])
+    for notice in settings.notices:
+        streams.notice(notice)
+    path = graph or graph_path or settings["graph"]
+    if path is None:
+        raise OptionError("graph bench: give the graph to draft from")
+    asked = [*prompts, *(_prompt_lines(prompt_file) if prompt_file is not None else [])] or list(QUESTIONS)
+    from coli.llm import LLM
+    from coli.tools.graph_bench import compare, facts, lines
+
+    tokens = max_tokens or (settings["ngen"] if settings.given("ngen") else 100)
+    seed = 0 if settings["seed"] is None else settings["seed"]
+    options = generate_options(settings)
+    options = dataclasses.replace(options, max_tokens=tokens, sampler=dataclasses.replace(options.sampler, seed=seed))
+    drafts = dataclasses.replace(draft_options(settings), graph=path, draft=0, corpus=None, grammar=None, schema=None)
+    with LLM.open(model_path(settings, streams.notice), engine_options(settings), streams.notice) as llm:
+        found = compare(llm, asked, options, drafts, rounds=rounds, raw=raw, progress=streams.progress)
+    streams.clear_progress()
+    if as_json:
+        write_json(STDOUT, facts(found))
+    else:
+        streams.text("\n".join(lines(found)) + "\n")
+
+
+def _prompt_lines(path: Path) -> list[str]:
+    try:
+        found = [line for line in path.read_text(encoding="utf-8").splitlines() if line.strip()]
+    except (OSError, UnicodeDecodeError) as error:
+        raise OptionError(f"--prompts: {path}: {getattr(error, 'strerror', None) or error}") from None
+    if not found:
+        raise OptionError(f"--prompts: {path}: no prompt in it; expected one on every line")
+    return found
 
 
 def _facts(score: Score) -> dict[str, Any]:

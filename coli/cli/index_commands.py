@@ -17,8 +17,8 @@ from coli.cli.report_lines import size
 from coli.cli.streams import Streams, one_line
 from coli.errors import OptionError
 from coli.options import Resolved, resolve
-from coli.text.files import read_json_object
 from coli.text.tokenizer import Tokenizer
+from coli.text.vocabulary import model_vocabulary
 
 if TYPE_CHECKING:
     from coli.drafts.index_file import IndexHeader
@@ -49,10 +49,7 @@ def model_tokenizer(settings: Resolved, streams: Streams) -> tuple[Tokenizer, in
     """The tokenizer of the model that is meant, and how many ids the model has (some pad their vocabulary)."""
     named = None if settings["model"] else settings["tokenizer_name"]
     folder = model_path(settings, streams.notice, named)
-    tokenizer = Tokenizer.load(folder)
-    config = read_json_object(folder / "config.json") or {}
-    padded = config.get("vocab_size")
-    return tokenizer, max(tokenizer.vocab_size, padded if type(padded) is int and padded < 1 << 21 else 0)
+    return model_vocabulary(folder)
 
 
 def _input_options(function: Callable[..., None]) -> Callable[..., None]:

@@ -1,4 +1,4 @@
-"""Which model is meant: a path, a name under the model home, or the one inside the package."""
+"""Which model is meant: a path, a name under the model home, a hub id that was pulled, or the package's own."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 from coli.builtin import DEMO_MODEL
-from coli.errors import OptionError
 from coli.options import Resolved, model_home
+from coli.tools.pulled import named_model
 
 BUILTIN_NOTICE = (
     "no --model: using the built-in demo model, which turns short English texts into JSON; "
@@ -25,11 +25,4 @@ def model_path(resolved: Resolved, notice: Callable[[str], None], argument: str 
     if not named:
         notice(BUILTIN_NOTICE)
         return DEMO_MODEL
-    path = Path(named)
-    if path.exists():
-        return path
-    home = model_home(resolved)
-    if home is not None and not path.is_absolute() and (home / path).exists():
-        return home / path
-    where = f", and no model of that name under {home}" if home is not None and not path.is_absolute() else ""
-    raise OptionError(f"--model: {named}: no such file or folder{where}")
+    return named_model(named, model_home(resolved), "--model")

@@ -15,7 +15,7 @@ from coli.options import kernel_cache, model_home, resolve
 from coli.setting_values import parse_size
 
 QUANTIZATIONS = click.Choice(["f32", "q8", "q4"])
-SETTINGS = ("threads", "simd", "kernel_cache", "home", "quiet", "color", "debug")
+SETTINGS = ("threads", "simd", "kernel_cache", "home", "hf_token", "download_mode", "quiet", "color", "debug")
 
 
 @click.command("pull")
@@ -72,6 +72,8 @@ def command(
         sha256,
         MAX_BYTES if max_size is None else _size(max_size),
         delete_source,
+        settings["hf_token"],
+        settings["download_mode"],
         ConvertOptions(quant, experts, dense, settings["threads"], settings["simd"], kernel_cache(settings)),
     )
 

@@ -36,6 +36,8 @@ def command(graph_path: str | None, model_name: str | None, k: str | None, **fla
             raise OptionError(f"{alias}: the same as {BY_NAME[name].flag}; give one of the two")
         flags[name] = flags.get(name) if value is None else value
     settings = resolve(flags, names=SETTINGS)
+    if settings["accept"] != "match":
+        raise OptionError("--accept: a server's answers do not depend on its drafts; leave it out (COLI_ACCEPT too)")
     streams = Streams(settings["quiet"], settings["verbose"], settings["color"])
     for notice in settings.notices:
         streams.notice(notice)

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 
 Drafter = MergedSources | TreeSources
 SEED_MINACC = 50
+OWN_NOISE = 0x9E3779B97F4A7C15  # added to the seed for drafts that must not share the target's noise
 
 
 class DraftSettings(Protocol):
@@ -95,12 +96,16 @@ class SourceLibrary:
         seed: int = 0,
         graph: GraphOptions | None = None,
         grammar_text: LoadedGrammar | None = None,
+        accept: str = "match",
     ) -> Drafter:
         """Fresh sources for one response. Raises CorpusError for a malformed or foreign corpus or graph.
 
         seed: of the response's noise, which a sampling graph shares; graph: its knobs (None: the defaults).
-        grammar_text: a grammar that came with the request, instead of the settings' own.
+        grammar_text: a grammar that came with the request, instead of the settings' own. accept: with `rejection` a
+        sampling graph draws for itself, and sources are asked one at a time: whether a token is drafted must not
+        depend on which one was drawn.
         """
+        rejecting = accept == "rejection"
         sources: list[DraftSource] = []
         if settings.enabled and grammar_text is not None:
             guarded = "seed" if settings.gate == "seed" else "always"
@@ -116,7 +121,10 @@ class SourceLibrary:
         if settings.enabled and depth:
             sources.append(NgramSource(depth=depth))
         if settings.enabled and settings.graph is not None:
-            sources.append(self._graph_source(settings.graph, seed, graph))
+            noise_seed = (seed + OWN_NOISE) % 2**64 if rejecting else seed
+            sources.append(self._graph_source(settings.graph, noise_seed, graph))
+        if rejecting:
+            return MergedSources(sources, vocab_size=self._vocab_size)
         if settings.gate == "auto":
             gate, acceptance = self._gate, self._acceptance
             return TreeSources(sources, vocab_size=self._vocab_size, gate=gate, acceptance=acceptance)

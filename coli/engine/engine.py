@@ -12,6 +12,7 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from coli.engine.rejection import Drafted, Law, RejectionSampler, verify_by_rejection
 from coli.engine.sampling import Sampler
 from coli.engine.session import Model, Session
 from coli.engine.stats import RunStats
@@ -22,13 +23,16 @@ MAX_ROWS = 64  # rows of one verify forward: the newest id and up to 63 drafts
 
 
 class Proposal(Protocol):
-    """A draft tree: ids with parent indices, -1 for the root."""
+    """A draft tree: ids with parent indices, -1 for the root; what ids were drawn from, if they were."""
 
     @property
     def token_ids(self) -> tuple[int, ...]: ...
 
     @property
     def parents(self) -> tuple[int, ...]: ...
+
+    @property
+    def laws(self) -> tuple[Law, ...]: ...
 
 
 class Drafter(Protocol):
@@ -187,20 +191,32 @@ class Engine:
         """Commit what the target says to the step's rows; their cache keeps the rows of the committed path."""
         stats.forwards += 1
         proposal = step.proposal
-        verdict = verify(
-            logits,
-            draft_children(proposal.token_ids, proposal.parents) if proposal else [{}],
-            lambda row_logits: self.sample(sampler, row_logits, len(session.token_ids)),
-            commit,
-        )
+        if proposal and isinstance(sampler, RejectionSampler):
+            verdict = verify_by_rejection(
+                logits,
+                proposal,
+                lambda row_logits, drafts: self.sample(sampler, row_logits, len(session.token_ids), drafts),
+                commit,
+            )
+        else:
+            verdict = verify(
+                logits,
+                draft_children(proposal.token_ids, proposal.parents) if proposal else [{}],
+                lambda row_logits: self.sample(sampler, row_logits, len(session.token_ids)),
+                commit,
+            )
         session.cache.keep_path(step.base, verdict.kept_rows)
         if proposal:
             drafter.judged(proposal, [row - 1 for row in verdict.kept_rows[1:]], verdict.judged)
         return verdict
 
-    def sample(self, sampler: Sampler, logits: NDArray[np.float32], position: int) -> int:
-        """The target's token at `position`; NaN names the first layer that gave some."""
+    def sample(
+        self, sampler: Sampler, logits: NDArray[np.float32], position: int, drafts: Sequence[Drafted] = ()
+    ) -> int:
+        """The target's token at `position`; NaN names the first layer that gave some. drafts: to be judged there."""
         try:
+            if drafts and isinstance(sampler, RejectionSampler):
+                return sampler.judge(logits, position, drafts)
             return sampler.sample(logits, position)
         except NumericError as error:
             layer_idx = self._model.first_bad_layer()

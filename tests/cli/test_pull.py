@@ -97,8 +97,23 @@ def test_a_repository_is_fetched_with_its_token_checked_and_converted(coli, site
     assert "nobody told its hash" not in done.stderr
     assert coli("run", "--model", "tiny", "--raw", "--ngen", 2, "The").status == 0
     resolved = [(path, headers) for path, headers in site.requests if "/resolve/" in path]
-    assert sorted(path.rpartition("/")[2] for path, _ in resolved) == sorted(FILES)
+    assert {path.rpartition("/")[2] for path, _ in resolved} == set(FILES)
     assert {headers.get("authorization") for _, headers in resolved} == {"Bearer hf_secret"}
+
+
+@pytest.mark.parametrize("mode", ["hf_transfer", "default"])
+def test_the_variables_of_the_graph_tool_name_token_and_accelerator(coli, site, home, mode):
+    variables = {"SPECULANT_VERIFIER__HF_TOKEN": "hf_other", "SPECULANT_VERIFIER__DOWNLOAD_MODE": mode}
+    done = hub(site, home, "hf:org/tiny", **variables)
+    assert done.returncode == 0, done.stderr
+    assert ("high-bandwidth" in done.stderr) == (mode == "hf_transfer")
+    assert "hf_other" not in done.stderr
+    resolved = [headers for path, headers in site.requests if "/resolve/" in path]
+    assert {headers.get("authorization") for headers in resolved} == {"Bearer hf_other"}
+    assert coli("run", "--model", "org/tiny", "--raw", "--ngen", 2, "The").status == 0
+    missing = coli("run", "--model", "org/other", "--raw", "The")
+    assert missing.status == 2
+    assert "coli pull hf:org/other" in missing.err
 
 
 def test_a_file_name_that_leads_out_of_the_folder_is_refused(site, home):

@@ -22,6 +22,7 @@ class Site:
     redirects: dict[str, str] = field(default_factory=dict)
     linked: dict[str, str] = field(default_factory=dict)  # path -> X-Linked-Etag
     repositories: dict[str, dict[str, bytes]] = field(default_factory=dict)
+    datasets: dict[str, dict[str, bytes]] = field(default_factory=dict)
     break_after: int | None = None  # bytes of a body, each time
     length_offset: int = 0  # added to Content-Length
     ranges: bool = True
@@ -74,11 +75,24 @@ def answer(handler: BaseHTTPRequestHandler, site: Site) -> None:
         reply(handler, 302, b"", headers)
     elif path.startswith("/api/models/"):
         listing(handler, site, path.removeprefix("/api/models/").partition("?")[0])
+    elif path.startswith("/api/datasets/"):
+        repo = path.removeprefix("/api/datasets/").partition("?")[0].partition("/revision/")[0]
+        siblings = [{"rfilename": name, "size": len(data)} for name, data in site.datasets.get(repo, {}).items()]
+        about = {"id": repo, "sha": COMMIT, "siblings": siblings, "private": False}
+        tags = ["license:cc-by-sa-3.0", "license:gfdl", "language:en"]
+        text = json.dumps({**about, "tags": tags, "disabled": False, "downloads": 0, "likes": 0}).encode()
+        reply(handler, 200 if siblings else 404, text, {"Content-Type": "application/json"})
     else:
         content = site.files.get(path)
         for repo, files in site.repositories.items():
             for name, data in files.items():
                 if path == f"/{repo}/resolve/{COMMIT}/{name}":
+                    content = data
+        for repo, files in site.datasets.items():
+            for name, data in files.items():
+                if path == f"/datasets/{repo}/resolve/{COMMIT}/{name.replace('/', '%2F')}" or path == (
+                    f"/datasets/{repo}/resolve/{COMMIT}/{name}"
+                ):
                     content = data
         if content is None:
             reply(handler, 404, b"no")
@@ -89,13 +103,18 @@ def answer(handler: BaseHTTPRequestHandler, site: Site) -> None:
 def body(handler: BaseHTTPRequestHandler, site: Site, content: bytes) -> None:
     tag = f'"{hashlib.md5(content).hexdigest()}"'
     start, status, headers = 0, 200, {"ETag": tag} if site.etags else {}
+    if "/resolve/" in handler.path:
+        headers["X-Repo-Commit"] = COMMIT
+    whole = len(content)
     wanted = handler.headers.get("Range")
     if wanted and site.ranges and handler.headers.get("If-Range", tag) == tag:
-        start, status = int(wanted.removeprefix("bytes=").removesuffix("-")), 206
+        first, _, last = wanted.removeprefix("bytes=").partition("-")
+        start, status = int(first), 206
+        content = content[: int(last) + 1] if last else content
         if start >= len(content):
             reply(handler, 416, b"")
             return
-        headers["Content-Range"] = f"bytes {start}-{len(content) - 1}/{len(content)}"
+        headers["Content-Range"] = f"bytes {start}-{len(content) - 1}/{whole}"
     rest = content[start:]
     headers["Content-Length"] = str(len(rest) + site.length_offset)
     reply(handler, status, rest[: site.break_after], headers)

@@ -1,4 +1,4 @@
-"""The graph tool's Python API: a client of `coli serve` that needs nothing but the standard library."""
+"""A client of `coli serve` that needs nothing but the standard library."""
 
 from __future__ import annotations
 
