@@ -2,8 +2,9 @@
 
 Per group: scale = max|x| / 127, q = round half to even of x * (127 / max|x|), in [-127, 127]; groups below 1e-30 are 0.
 A group that holds NaN or inf gets scale NaN, so that it reaches every output instead of passing silently.
-Packed block of n rows (q4, q8): rows are cut into ceil(n/16) blocks of nearly equal size m; a block is one stream of
-records, one per group: m x 32 int8, m x f32 scale, m x i32 correction (-zero * sum of the group; zero 8 or 128).
+Packed block of n rows (all but f32): rows are cut into ceil(n/16) blocks of nearly equal size m; a block is one stream
+of records, one per group: m x 32 int8, m x f32 scale, m x i32 correction (-zero * sum of the group; zero 8 or 128).
+For mxfp4 the zero is 12 and the scale is halved, exactly: its weights are multiplied as twice their values.
 Packed f32: plain rows of groups * 32 float32. Columns beyond the end of a row read as 0.
 """
 
@@ -91,6 +92,14 @@ def _place(i, n):
     return t0, base + 1 if b < extra else base, i - t0
 
 
+@device
+def _zero(kind):
+    """What is taken off the unsigned weights of a kind, and the factor of the scale."""
+    if kind == 3:
+        return np.int32(12), np.float32(0.5)
+    return (np.int32(128), np.float32(1)) if kind == 1 else (np.int32(8), np.float32(1))
+
+
 def _pack_rows(args, part, parts):
     """args: x, cols, stride, row_ids, blocks (B, 4): first index in row_ids, rows, kind, byte offset, B, buffer."""
     x, cols, stride, row_ids, table, count, buffer = unpack7(args, 0)
@@ -110,11 +119,11 @@ def _pack_rows(args, part, parts):
                     store_f32x16(out + 64 * (i * groups * 2 + g), load_part(row + 64 * g, cols - 16 * g))
             else:
                 t0, m, s = _place(i, n)
-                zero = np.int32(128) if kind == 1 else np.int32(8)
+                zero, part_of_scale = _zero(kind)
                 for g in range(groups):
                     record = out + (t0 * groups + g * m) * 40
                     value, sums = _quantize_group(row + 128 * g, cols - 32 * g, record + 32 * s)
-                    store_f32(record + 32 * m + 4 * s, value)
+                    store_f32(record + 32 * m + 4 * s, value * part_of_scale)
                     store_i32(record + 36 * m + 4 * s, -zero * sums)
         done += n
 
@@ -132,7 +141,7 @@ def _pack_quantized(args, part, parts):
     done = 0
     for j in range(count):
         ids, n = row_ids + 8 * load_i64(table + 32 * j), load_i64(table + 32 * j + 8)
-        zero = np.int32(128) if load_i64(table + 32 * j + 16) == 1 else np.int32(8)
+        zero, part_of_scale = _zero(load_i64(table + 32 * j + 16))
         out = buffer + load_i64(table + 32 * j + 24)
         for i in range(max(first - done, 0), min(stop - done, n)):
             t0, m, s = _place(i, n)
@@ -141,7 +150,7 @@ def _pack_quantized(args, part, parts):
                 record = out + (t0 * groups + g * m) * 40
                 for k in range(4):
                     store_i64(record + 32 * s + 8 * k, load_i64(q + 32 * (source + g) + 8 * k))
-                store_f32(record + 32 * m + 4 * s, load_f32(scale + 4 * (source + g)))
+                store_f32(record + 32 * m + 4 * s, load_f32(scale + 4 * (source + g)) * part_of_scale)
                 store_i32(record + 36 * m + 4 * s, -zero * load_i32(sums + 4 * (source + g)))
         done += n
 
@@ -193,7 +202,7 @@ def pack_quantized(
     buffer: np.ndarray,
     threads: int = 1,
 ) -> None:
-    """Pack rows that `quantize_rows` has quantized (kinds q4 and q8); blocks as in `pack_blocks`."""
+    """Pack rows that `quantize_rows` has quantized (all kinds but f32); blocks as in `pack_blocks`."""
     assert row_ids.dtype == np.int64
     assert row_ids.flags.c_contiguous
     assert blocks.dtype == np.int64

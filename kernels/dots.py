@@ -8,12 +8,23 @@ All are exact, so they give the same integers. A class also says how the loops a
     tile    activation vectors per loop over K
     chunk   weight vectors (of the 8 in a group) unpacked at a time
     pair    activation vectors interleaved, to hide the latency of the accumulator chain
+    codes(w) 64 MXFP4 codes as prep takes them (of the classes for that kind)
     few     registers are too few for the float accumulators of more than 2 vectors: these stay in memory
 """
 
 from llvmlite import ir
 
 from coli.kernels.simd import I8, I16, I32, VB, VI, V, call, const, shuffle, splat, undef
+
+# Twice the value of an MXFP4 code (E2M1: a sign, two bits of exponent, one of mantissa), and the offset that makes it
+# unsigned where the products need that.
+TWICE = (0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12)
+OFFSET = 12
+
+
+def table(values, copies):
+    """The constant <16 * copies x i8> with `values` in every 16 bytes."""
+    return ir.Constant(V(I8, 16 * copies), list(values) * copies)
 
 
 class Vnni512:
@@ -73,6 +84,21 @@ class Vnni256:
         return call(self.b, "llvm.x86.avx2.pmadd.wd", self.W32, m, self.one)
 
 
+class Vnni512Mxfp4(Vnni512):
+    def codes(self, w):
+        offset = table([value + OFFSET for value in TWICE], 4)
+        return call(self.b, "llvm.x86.avx512.pshuf.b.512", VB, offset, w)
+
+
+class Vnni256Mxfp4(Vnni256):
+    def prep(self, w):
+        offset = table([value + OFFSET for value in TWICE], 2)
+        return [call(self.b, "llvm.x86.avx2.pshuf.b", self.W8, offset, half) for half in super().prep(w)]
+
+    def codes(self, w):
+        return w
+
+
 class Avx2Q4(Vnni256):
     """vpmaddubsw, summed in int16 over the group: at most 8 * 2 * 15 * 128 = 30720."""
 
@@ -107,6 +133,30 @@ class Avx2Q8(Vnni256):
         mag, signed = w
         x = call(self.b, "llvm.x86.avx2.psign.b", self.W8, x, signed)
         return self.b.add(a, self.pairs(self.maddubs(mag, x)))
+
+
+class Avx2Mxfp4(Avx2Q4):
+    """|w| * (x with the sign of w), summed in int16 over the group: at most 8 * 2 * 12 * 127 = 24384."""
+
+    tile = 4
+
+    def prep(self, w):
+        halves = Vnni256.prep(self, w)
+        return [[self.lookup(values, half) for values in ([abs(v) for v in TWICE], TWICE)] for half in halves]
+
+    def lookup(self, values, half):
+        return call(self.b, "llvm.x86.avx2.pshuf.b", self.W8, table(values, 2), half)
+
+    def codes(self, w):
+        return w
+
+    def half(self, a, w, x):
+        mag, signed = w
+        x = call(self.b, "llvm.x86.avx2.psign.b", self.W8, x, signed)
+        return self.b.add(a, self.maddubs(mag, x))
+
+    def finish(self, a, corr):
+        return Vnni256.finish(self, [self.pairs(p) for p in a], corr)
 
 
 class GenericQ4:
@@ -164,9 +214,31 @@ class GenericQ8(GenericQ4):
         return a
 
 
-PATHS = {
-    "avx512": (Vnni512, Vnni512),
-    "avxvnni": (Vnni256, Vnni256),
-    "avx2": (Avx2Q4, Avx2Q8),
-    "generic": (GenericQ4, GenericQ8),
+class GenericMxfp4(GenericQ4):
+    """The codes by arithmetic on 16-bit lanes; the sum fits int16 as in Avx2Mxfp4."""
+
+    def codes(self, w):
+        return w
+
+    def prep(self, w):
+        return [self.value(half) for half in self.even_odd(w, False)]
+
+    def value(self, code):
+        """code 0..15 -> TWICE: the magnitude is m, one more from 5 on, another from 6 on, three more for 7."""
+        b, h = self.b, self.H
+        m = b.and_(code, const(h, 7))
+        total = m
+        for least, more in ((5, 1), (6, 1), (7, 3)):
+            total = b.add(total, b.select(b.icmp_unsigned("<", m, const(h, least)), const(h, 0), const(h, more)))
+        return b.select(b.icmp_unsigned("<", code, const(h, 8)), total, b.sub(const(h, 0), total))
+
+    def finish(self, a, corr):
+        return self.pairs(a)
+
+
+PATHS = {  # by kind: q4, q8, mxfp4
+    "avx512": (Vnni512, Vnni512, Vnni512Mxfp4),
+    "avxvnni": (Vnni256, Vnni256, Vnni256Mxfp4),
+    "avx2": (Avx2Q4, Avx2Q8, Avx2Mxfp4),
+    "generic": (GenericQ4, GenericQ8, GenericMxfp4),
 }

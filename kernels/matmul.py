@@ -4,9 +4,10 @@ Weights are addressed, in tiles of 16 rows (rows padded to 16, columns to 32 wit
     q4   per tile and group of 32 k: 256 bytes = 4 chunks of 64; chunk j, byte 4r+b holds k = 8j+b (low nibble) and
          8j+4+b (high nibble) of row r; value (nibble - 8) * scale
     q8   512 bytes = 8 chunks; chunk j, byte 4r+b = q[row r, k = 4j+b] + 128; value q * scale
+    mxfp4  as q4, the nibbles being E2M1 codes; value of the code * 2**(scale - 127)
     f32  [tile][k][16] float32
-    scales (q4, q8): fp16 [tile][group][16], a separate array
-Per output element: one chain of fma over the groups (q4, q8) or over k (f32), ascending; the bias is added last.
+    scales (q4, q8): fp16 [tile][group][16], a separate array; mxfp4: uint8, likewise
+Per output element: one chain of fma over the groups (all but f32) or over k (f32), ascending; the bias is added last.
 Threads take whole tiles, never a part of a sum: bits do not depend on S, threads, or what else is in the launch.
 """
 
@@ -20,13 +21,13 @@ from coli.kernels.simd import fadd, load_f32x16, load_i64, stack, store_f32x16
 
 unpack6, tile_sums = unpacker(6), stack(1024)
 
-KIND_F32, KIND_Q8, KIND_Q4 = 0, 1, 2
-WEIGHT_BYTES = (16 * 32 * 4, 512, 256)  # per tile and group, by kind
+KIND_F32, KIND_Q8, KIND_Q4, KIND_MXFP4 = 0, 1, 2, 3
+WEIGHT_BYTES = (16 * 32 * 4, 512, 256, 256)  # per tile and group, by kind
 JOB_COLUMNS = 10
 (JOB_KIND, JOB_WEIGHTS, JOB_SCALES, JOB_TILES, JOB_GROUPS, JOB_ROWS, JOB_X, JOB_OUT, JOB_STRIDE, JOB_BIAS) = range(10)
 AHEAD = 4096  # bytes by which float32 weights are prefetched
 L2_BYTES = 256 * 1024  # of activations per pass over the weights
-__all__ = ["JOB_COLUMNS", "KIND_F32", "KIND_Q4", "KIND_Q8", "job_table", "run_jobs", "x_bytes"]
+__all__ = ["JOB_COLUMNS", "KIND_F32", "KIND_MXFP4", "KIND_Q4", "KIND_Q8", "job_table", "run_jobs", "x_bytes"]
 
 
 def _run_jobs(args, part, parts):
@@ -93,10 +94,10 @@ def _run_tiles(tile, outer, job, kind, t0, t1, groups, rows, x, out):
         blocks = max(1, (rows + 15) // 16)
         base, extra = rows // blocks, rows % blocks
         span = max(1, 262144 // (16 * groups * 40))
-        step = 512 if kind == 1 else 256
+        step, scale_step = 512 if kind == 1 else 256, 16 if kind == 3 else 32
         for i0 in range(0, blocks, span):
             for t in range(t0, t1):
-                w, ws, o = weights + t * groups * step, scales + t * groups * 32, out + 64 * t
+                w, ws, o = weights + t * groups * step, scales + t * groups * scale_step, out + 64 * t
                 for i in range(i0, min(blocks, i0 + span)):
                     s0 = i * base + min(i, extra)
                     n = base + 1 if i < extra else base

@@ -4,7 +4,7 @@ One call computes a tile of 16 rows x n activation vectors (n = 1..16) over all 
 
     acc[s] = 0                                                (16 lanes = 16 rows)
     for every group g of 32 k, in order:
-        dot[s] = sum over the group of (w - zero) * x[s]      exact, int32
+        dot[s] = sum over the group of (w - zero) * x[s]      exact, int32 (mxfp4: twice the values of the codes)
         acc[s] = fma(float(dot[s]), wscale * xscale[s], acc[s])
 
 This is the whole numerical contract: the integer part is exact, hence the same on every instruction set and in any
@@ -30,6 +30,7 @@ from coli.kernels.simd import (
     I64,
     VB,
     VF,
+    VI,
     V,
     call,
     const,
@@ -46,7 +47,9 @@ from coli.kernels.simd import (
 
 ROWS, GROUP, NMAX = 16, 32, 16
 XREC = GROUP + 8  # bytes of an activation record per vector and group
-WBYTES = {"q4": ROWS * GROUP // 2, "q8": ROWS * GROUP}  # per tile and group
+WBYTES = {"q4": ROWS * GROUP // 2, "q8": ROWS * GROUP, "mxfp4": ROWS * GROUP // 2}  # per tile and group
+SCALE_BYTES = {"q4": 2, "q8": 2, "mxfp4": 1}  # of a row: float16, or the exponent of a power of two
+KINDS = tuple(WBYTES)  # in the order of dots.PATHS
 PREFETCH = 8192  # how far ahead weights are prefetched, in bytes: the hardware does not run ahead of a slow consumer
 SPAN = 8
 
@@ -73,9 +76,12 @@ class Packed:
     def at(self, g):
         """Go to group g (i64) and prefetch what lies ahead of it."""
         b, nbytes = self.b, WBYTES[self.kind]
-        self.w, self.s = plus(b, self.wp, scaled(b, g, nbytes)), plus(b, self.sp, scaled(b, g, 2 * ROWS))
+        self.w, self.s = (
+            plus(b, self.wp, scaled(b, g, nbytes)),
+            plus(b, self.sp, scaled(b, g, SCALE_BYTES[self.kind] * ROWS)),
+        )
         ahead = [(self.w, PREFETCH + i) for i in range(0, nbytes, 64)]
-        ahead.append((self.s, PREFETCH // nbytes * 2 * ROWS))
+        ahead.append((self.s, PREFETCH // nbytes * SCALE_BYTES[self.kind] * ROWS))
         for p, off in ahead:
             # read, into L1, data
             call(b, "llvm.prefetch.p0", ir.VoidType(), plus(b, p, off), const(I32, 0), const(I32, 3), const(I32, 1))
@@ -83,15 +89,25 @@ class Packed:
     def chunk(self, steps):
         """What dot.prep makes of the weights of these steps (4 k each): step -> value."""
         b = self.b
-        if self.kind == "q4":  # 64 bytes: low nibbles = step 2i, high nibbles = step 2i + 1
+        if self.kind != "q8":  # 64 bytes: low nibbles = step 2i, high nibbles = step 2i + 1
             packed = {i: load(b, self.w, 64 * i, VB) for i in sorted({j // 2 for j in steps})}
             w = {j: (high_nibbles if j % 2 else low_nibbles)(b, packed[j // 2]) for j in steps}
+            if self.kind == "mxfp4":
+                w = {j: self.dot.codes(codes) for j, codes in w.items()}
         else:
             w = {j: load(b, self.w, 64 * j, VB) for j in steps}
         return {j: self.dot.prep(w[j]) for j in steps}
 
     def scale(self):
+        if self.kind == "mxfp4":
+            return self.power_of_two()
         return half_to_float(self.b, load(self.b, self.s, 0, V(I16, 16)), self.native_half)
+
+    def power_of_two(self):
+        """2**(e - 127) of each byte e < 255: e is the exponent of a float32, and 2**-127 is the subnormal 0x400000."""
+        b, least = self.b, const(VI, 0x400000)
+        bits = b.shl(b.zext(load(b, self.s, 0, V(I8, 16)), VI), const(VI, 23))
+        return b.bitcast(b.select(b.icmp_unsigned("<", bits, least), least, bits), VF)
 
 
 def emit_groups(b, dot, weights, n, s0, m, xp, groups, outs):
@@ -206,7 +222,7 @@ def make_tile(kind):
             n, w, ws, x, ng, out, ostride = args
             wp, sp, xp, op = (pointer(b, a) for a in (w, ws, x, out))
             path = simd_path_of(context.codegen().magic_tuple())
-            dot = PATHS[path][kind == "q8"](b)
+            dot = PATHS[path][KINDS.index(kind)](b)
             assembled = kind == "q4" and path == "avx2" and features(context) >= assembly.NEEDED
             if assembled:
                 scratch = cgutils.alloca_once(b, I8, size=assembly.SCRATCH_BYTES)
@@ -237,12 +253,14 @@ def make_tile(kind):
     return tile
 
 
-_tile_q4, _tile_q8 = make_tile("q4"), make_tile("q8")
+_tile_q4, _tile_q8, _tile_mxfp4 = (make_tile(kind) for kind in KINDS)
 
 
 def _run_tile(kind, n, w, ws, x, groups, out, stride):
     if kind == 1:
         _tile_q8(n, w, ws, x, groups, out, stride)
+    elif kind == 3:
+        _tile_mxfp4(n, w, ws, x, groups, out, stride)
     else:
         _tile_q4(n, w, ws, x, groups, out, stride)
 

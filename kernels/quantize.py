@@ -10,6 +10,7 @@ All sums run in 16 lanes and a fixed tree, in float32: the same bytes on every m
 
 import numpy as np
 
+from coli.kernels.dots import TWICE
 from coli.kernels.matmul import KIND_F32, KIND_Q4, KIND_Q8, WEIGHT_BYTES
 from coli.kernels.runtime import Stage, address, arguments, device, unpacker
 from coli.kernels.simd import (
@@ -294,6 +295,17 @@ def _run_pack(kind: int, q: np.ndarray, scales: np.ndarray, threads: int) -> tup
     return packed, packed_scales
 
 
+def pack_mxfp4(codes: np.ndarray, exponents: np.ndarray, threads: int = 1) -> tuple[np.ndarray, np.ndarray]:
+    """E2M1 codes uint8 (R, Cp) of 0..15 and exponents uint8 (R, Cp/32) below 255 -> as pack_q4, exponents uint8
+    (tiles, groups, 16). Rows are padded with zero weights; the padding of columns must be code 0."""
+    rows, groups = exponents.shape
+    assert codes.dtype == exponents.dtype == np.uint8
+    packed, _ = _run_pack(KIND_Q4, codes, np.zeros((rows, groups), np.float16), threads)  # its padding, 8, is -0 here
+    padded = np.zeros((-(-rows // ROWS) * ROWS, groups), np.uint8)
+    padded[:rows] = exponents
+    return packed, np.ascontiguousarray(padded.reshape(-1, ROWS, groups).transpose(0, 2, 1))
+
+
 def unpack_q4(packed: np.ndarray, scales: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """The inverse of pack_q4 (with the padding rows)."""
     tiles, groups, _ = packed.shape
@@ -325,6 +337,13 @@ def dequantize(kind: int, q: np.ndarray, scales: np.ndarray) -> np.ndarray:
     assert kind != KIND_F32
     values = q.astype(np.float32) - (8 if kind == KIND_Q4 else 0)
     return values * np.repeat(scales.astype(np.float32), GROUP, axis=1)
+
+
+def dequantize_mxfp4(codes: np.ndarray, exponents: np.ndarray) -> np.ndarray:
+    """float32 weights (R, Cp) of E2M1 codes and exponents (R, Cp/32)."""
+    half = np.array(TWICE, np.float32) / 2
+    scales = np.ldexp(np.float32(1), exponents.astype(np.int32) - 127)
+    return half[codes] * np.repeat(scales, GROUP, axis=1)
 
 
 def embed_rows(

@@ -12,7 +12,7 @@ from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -134,8 +134,8 @@ class _Meter:
 
 def _write(plan: Plan, file: FilePlan, folder: Path, pool: ThreadPoolExecutor, threads: int, meter: _Meter) -> str:
     """Write one file of the plan; returns its sha256."""
-    pending: list[NDArray[np.float16]] = []
-    held: dict[str, NDArray[np.float16]] = {}
+    pending: list[NDArray[Any]] = []
+    held: dict[str, NDArray[Any]] = {}
     with FileWriter(folder / file.name, file.entries) as writer:
         for step, block in _in_order(pool, READERS + 1, _read, plan.stream(file)):
             match step:

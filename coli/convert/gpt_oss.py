@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from coli.convert.source import NativeRows, QuantizedRows, SourceTensor
 from coli.errors import CheckpointError
 from coli.model.config import ModelSpec
-from coli.store.layout import Kind
+from coli.store.layout import GROUP_SIZE, Kind, round_up
 
 _NAME = re.compile(r"(?P<stem>.*\.mlp\.experts\.)(?P<which>gate_up|down)_proj(?P<bias>_bias)?$")
 
@@ -56,11 +56,13 @@ class TurnedExperts:
 
 @dataclass(frozen=True, slots=True)
 class EveryOther:
-    """Rows first, first + step ... of each expert's; see source.SourceTensor and source.NativeRows."""
+    """Rows first, first + step ... of each expert's, without the padding of their last group; see source.SourceTensor
+    and source.NativeRows."""
 
     tensor: SourceTensor
     first: int
     step: int
+    inputs: int
 
     @property
     def name(self) -> str:
@@ -68,8 +70,8 @@ class EveryOther:
 
     @property
     def shape(self) -> tuple[int, ...]:
-        experts, rows, inputs = self.tensor.shape
-        return experts, rows // self.step, inputs
+        experts, rows, _ = self.tensor.shape
+        return experts, rows // self.step, self.inputs
 
     @property
     def row_bytes(self) -> int:
@@ -90,7 +92,7 @@ class EveryOther:
         return QuantizedRows(block.quants[self.first :: self.step], block.scales[self.first :: self.step])
 
     def read_rows(self, start: int, stop: int) -> NDArray[np.float32]:
-        return self.tensor.read_rows(start * self.step, stop * self.step)[self.first :: self.step]
+        return self.tensor.read_rows(start * self.step, stop * self.step)[self.first :: self.step, : self.inputs]
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,7 +136,9 @@ def with_expert_matrices(tensors: Mapping[str, SourceTensor], spec: ModelSpec) -
             inputs, outputs = outputs, inputs
         rows, step = (2 * outputs, 2) if fused else (outputs, 1)
         turned = tensor.native is None
-        shape: tuple[int, ...] = (spec.num_experts, inputs, rows) if turned else (spec.num_experts, rows, inputs)
+        shape: tuple[int, ...] = (spec.num_experts, inputs, rows)
+        if not turned:
+            shape = spec.num_experts, rows, round_up(inputs, GROUP_SIZE)
         if match["bias"]:
             shape = spec.num_experts, rows
         if tensor.shape != shape:
@@ -145,5 +149,7 @@ def with_expert_matrices(tensors: Mapping[str, SourceTensor], spec: ModelSpec) -
             if match["bias"]:
                 found[f"{stem}{part}_proj_bias"] = Alternating(tensor, first) if fused else tensor
             else:
-                found[f"{stem}{part}_proj"] = (TurnedExperts if turned else EveryOther)(tensor, first, step)
+                found[f"{stem}{part}_proj"] = (
+                    TurnedExperts(tensor, first, step) if turned else EveryOther(tensor, first, step, inputs)
+                )
     return found

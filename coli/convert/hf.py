@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 
 from coli.convert.conversion import Notice, Progress, convert_source
 from coli.convert.fp8 import E4M3, NUMBERS, block_size, with_scales
+from coli.convert.mxfp4 import with_mxfp4
 from coli.convert.options import ConvertOptions, ConvertReport
 from coli.errors import CheckpointError, OptionError, UnsupportedModelError
 from coli.store.manifest import MANIFEST
@@ -32,7 +33,7 @@ SIDE_FILES = (
 )  # fmt: skip
 _SHARD = re.compile(r"(?P<stem>.+)-(?P<number>\d{5,})-of-(?P<count>\d{5,})\.safetensors")
 _UNFINISHED = (".incomplete", ".part", ".partial", ".aria2", ".crdownload", ".download", ".tmp")
-_ITEM_BYTES: Mapping[str, int] = {"F32": 4, "F16": 2, "BF16": 2, E4M3: 1}
+_ITEM_BYTES: Mapping[str, int] = {"F32": 4, "F16": 2, "BF16": 2, E4M3: 1, "U8": 1}
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,8 +68,16 @@ class HuggingFaceTensor:
             )
         return _ITEM_BYTES[self.info.dtype]
 
+    def read_bytes(self, start: int, stop: int) -> NDArray[np.uint8]:
+        """Rows start..stop-1 of the last axis as bytes; see mxfp4.ByteTensor."""
+        return self.file.read(self.info, start * self.row_bytes, (stop - start) * self.row_bytes).reshape(
+            stop - start, -1
+        )
+
     def read_rows(self, start: int, stop: int) -> NDArray[np.float32]:
-        raw = self.file.read(self.info, start * self.row_bytes, (stop - start) * self.row_bytes)
+        raw = self.read_bytes(start, stop).reshape(-1)
+        if self.info.dtype == "U8":
+            raise UnsupportedModelError(f"tensor {self.name}: bytes, expected numbers")
         if self.info.dtype == E4M3:  # still to be scaled
             return NUMBERS[raw].reshape(stop - start, -1)
         if self.info.dtype == "BF16":  # the upper half of a float32
@@ -94,7 +103,7 @@ class HuggingFaceSource:
         tensors = _tensors_by_name(self._files)
         _check_index(path, tensors, names)
         fp8 = frozenset(name for name, tensor in tensors.items() if tensor.info.dtype == E4M3)
-        self.tensors = with_scales(tensors, fp8, block_size(self.config, self.config_path))
+        self.tensors = with_scales(with_mxfp4(tensors), fp8, block_size(self.config, self.config_path))
         self._side_paths = _side_files(path)
         self.side_files: Mapping[str, Path | bytes] = {file.name: file for file in self._side_paths}
         self.description: Mapping[str, Any] = {"format": "huggingface", "name": _model_name(path)}

@@ -16,8 +16,8 @@ DEFAULT_DENSE = Kind.Q8
 class ConvertOptions:
     """How to store the weights: `quant` sets both, `experts` and `dense` one; each "f32", "q8" or "q4".
 
-    Unset, weights that the source holds as q4 or q8 stay as they are and others become q4 experts and q8 dense
-    matrices. Routers, norms and biases are float32 always.
+    Unset, weights that the source holds as q4 or q8, and experts in MXFP4, stay as they are and others become q4
+    experts and q8 dense matrices. Routers, norms and biases are float32 always.
     """
 
     quant: str | None = None
@@ -34,7 +34,7 @@ class ConvertOptions:
 
     def dense_kind(self, native: Kind | None = None) -> Kind:
         """The kind of dense matrices that the source holds as `native`; OptionError if the name is unknown."""
-        return _kind("dense", self.dense or self.quant, native or DEFAULT_DENSE)
+        return _kind("dense", self.dense or self.quant, native if native in (Kind.Q4, Kind.Q8) else DEFAULT_DENSE)
 
     def num_threads(self) -> int:
         """Threads to quantize with."""
@@ -59,6 +59,7 @@ class ConvertReport:
 def _kind(option: str, name: str | None, default: Kind) -> Kind:
     if name is None:
         return default
-    if name not in KINDS:
-        raise OptionError(f"{option}: unknown quantization {name!r}; allowed: {', '.join(sorted(KINDS))}")
-    return KINDS[name]
+    allowed = {label: kind for label, kind in KINDS.items() if kind is not Kind.MXFP4}  # which is kept, never made
+    if name not in allowed:
+        raise OptionError(f"{option}: unknown quantization {name!r}; allowed: {', '.join(sorted(allowed))}")
+    return allowed[name]

@@ -14,10 +14,10 @@ from coli.store.layout import Kind
 
 @dataclass(frozen=True, slots=True)
 class Encoded:
-    """Whole tiles in file order: C-contiguous weights, and float16 scales (tiles, groups, 16) unless f32."""
+    """Whole tiles in file order: C-contiguous weights, and scales (tiles, groups, 16) unless f32."""
 
     weights: NDArray[Any]
-    scales: NDArray[np.float16] | None
+    scales: NDArray[Any] | None
 
 
 def encode(
@@ -46,5 +46,6 @@ def encode(
 
 def pack(kind: Kind, block: QuantizedRows) -> Encoded:
     """Pack rows that are quantized already; no weight and no scale changes."""
-    weights, scales = (quantize.pack_q4 if kind is Kind.Q4 else quantize.pack_q8)(block.quants, block.scales)
+    packers = {Kind.Q4: quantize.pack_q4, Kind.Q8: quantize.pack_q8, Kind.MXFP4: quantize.pack_mxfp4}
+    weights, scales = packers[kind](block.quants, block.scales)
     return Encoded(weights, scales)

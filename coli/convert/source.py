@@ -18,10 +18,11 @@ from coli.store.layout import Kind
 
 @dataclass(frozen=True, slots=True)
 class QuantizedRows:
-    """Rows of groups of 32: quants (rows, cols) uint8 nibbles or int8, scales (rows, cols / 32) float16."""
+    """Rows of groups of 32: quants (rows, cols) uint8 nibbles or int8, scales (rows, cols / 32) float16, or uint8
+    exponents of MXFP4."""
 
     quants: NDArray[np.uint8] | NDArray[np.int8]
-    scales: NDArray[np.float16]
+    scales: NDArray[np.float16] | NDArray[np.uint8]
 
 
 class NativeRows(Protocol):
@@ -29,7 +30,8 @@ class NativeRows(Protocol):
 
     @property
     def kind(self) -> Kind:
-        """Q4: quants are nibbles, weight (nibble - 8) * scale. Q8: int8, weight quant * scale."""
+        """Q4: quants are nibbles, weight (nibble - 8) * scale. Q8: int8, weight quant * scale. MXFP4: E2M1 codes,
+        value of the code * 2**(scale - 127)."""
 
     def read(self, start: int, stop: int) -> QuantizedRows:
         """Rows start..stop-1, seen as read_rows sees them."""
@@ -116,7 +118,7 @@ class Rows:
         native = self.tensor.native
         assert native is not None, self.tensor.name
         block = native.read(self.first + start, self.first + stop)
-        finite = np.isfinite(block.scales).all(axis=1)
+        finite = (block.scales != 255 if native.kind is Kind.MXFP4 else np.isfinite(block.scales)).all(axis=1)
         if not finite.all():
             row = self.first + start + int(np.argmin(finite))
             raise CheckpointError(

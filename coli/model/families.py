@@ -49,7 +49,7 @@ def spec_from_config(config: Mapping[str, Any], path: Path) -> ModelSpec:
         method = ConfigReader(config["quantization_config"], path, "quantization_config").text(
             "quant_method", default="of unknown method"
         )
-        if method != "fp8":
+        if method != "fp8" and (model_type, method) != ("gpt_oss", "mxfp4"):
             raise UnsupportedModelError(
                 f"{path}: quantization_config {method!r} is not supported: use the fp8, float16, bfloat16 or float32"
                 " checkpoint"

@@ -1,7 +1,7 @@
 """The packed layout in numbers: bytes of a matrix of each kind, and where the parts of an expert record lie.
 
 Pure arithmetic shared by the writer (convert) and the reader (container). The byte order inside a tile belongs to the
-kernels: rows in tiles of 16, inputs in groups of 32, q4/q8 with one float16 scale per row and group.
+kernels: rows in tiles of 16, inputs in groups of 32, with one scale per row and group (all but f32).
 """
 
 from collections.abc import Iterable
@@ -20,6 +20,7 @@ class Kind(IntEnum):
     F32 = 0
     Q8 = 1
     Q4 = 2
+    MXFP4 = 3
 
     @property
     def label(self) -> str:
@@ -29,7 +30,12 @@ class Kind(IntEnum):
     @property
     def group_bytes(self) -> int:
         """Bytes of the weights of one tile and group (16 rows x 32 inputs)."""
-        return {Kind.F32: 2048, Kind.Q8: 512, Kind.Q4: 256}[self]
+        return {Kind.F32: 2048, Kind.Q8: 512, Kind.Q4: 256, Kind.MXFP4: 256}[self]
+
+    @property
+    def scale_bytes(self) -> int:
+        """Bytes of the scale of one row and group: a float16, MXFP4 the exponent of a power of two, f32 none."""
+        return {Kind.F32: 0, Kind.Q8: 2, Kind.Q4: 2, Kind.MXFP4: 1}[self]
 
 
 KINDS = {kind.label: kind for kind in Kind}
@@ -65,8 +71,8 @@ class MatrixShape:
 
     @property
     def scales_bytes(self) -> int:
-        """Bytes of the float16 scales, 0 for f32."""
-        return 0 if self.kind is Kind.F32 else self.tiles * self.groups * TILE_ROWS * 2
+        """Bytes of the scales, 0 for f32."""
+        return self.tiles * self.groups * TILE_ROWS * self.kind.scale_bytes
 
     @property
     def bias_bytes(self) -> int:

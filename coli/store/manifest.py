@@ -139,7 +139,7 @@ def _part_to_json(name: str, part: RecordPart) -> dict[str, Any]:
 def _part_from_json(entry: Mapping[str, Any]) -> RecordPart:
     shape = _matrix_shape(entry, entry["name"])
     offsets = [entry["weights"], entry.get("scales"), entry.get("bias")]
-    if any(offset is not None and (type(offset) is not int or offset < 0 or offset % 32) for offset in offsets):
+    if any(offset is not None and (type(offset) is not int or offset < 0 or offset % 16) for offset in offsets):
         raise ValueError(f"{entry['name']}: offsets are {offsets}")
     return RecordPart(shape.kind, shape.rows, shape.cols, *offsets)
 
@@ -152,7 +152,7 @@ def packed_tensors(name: str, shape: MatrixShape | int) -> dict[str, tuple[str, 
         return {name: ("F32", (shape.tiles, shape.groups * 32, 16))}
     return {
         name: ("U8", (shape.tiles, shape.groups, shape.kind.group_bytes)),
-        f"{name}.scales": ("F16", (shape.tiles, shape.groups, 16)),
+        f"{name}.scales": ("F16" if shape.kind.scale_bytes == 2 else "U8", (shape.tiles, shape.groups, 16)),
     }
 
 

@@ -5,12 +5,12 @@ import numpy as np
 import pytest
 
 from coli.kernels import activations, matmul, quantize
-from coli.kernels.matmul import KIND_F32, KIND_Q4, KIND_Q8
+from coli.kernels.matmul import KIND_F32, KIND_MXFP4, KIND_Q4, KIND_Q8
 from coli.kernels.runtime import address
 
 ROWS, COLS = 50, 144  # neither whole tiles nor whole groups
 TILES, GROUPS = 4, 5
-KINDS = pytest.mark.parametrize("kind", [KIND_F32, KIND_Q8, KIND_Q4], ids=["f32", "q8", "q4"])
+KINDS = pytest.mark.parametrize("kind", [KIND_F32, KIND_Q8, KIND_Q4, KIND_MXFP4], ids=["f32", "q8", "q4", "mxfp4"])
 
 
 class Matrix:
@@ -26,6 +26,13 @@ class Matrix:
         if kind == KIND_F32:
             self.w = rng.standard_normal((rows, cols)).astype(np.float32)
             self.packed, self.packed_scales = quantize.pack_f32(self.w), self.scales
+            return
+        if kind == KIND_MXFP4:
+            self.q = rng.integers(0, 16, (rows, padded)).astype(np.uint8)
+            self.q[0], self.q[1] = 7, 15  # the largest, the smallest
+            self.scales = rng.integers(115, 125, (rows, self.groups)).astype(np.uint8)
+            self.scales[2, ::2], self.scales[3, 0], self.scales[4, 0] = 0, 1, 254  # 2**-127, a subnormal; 2**127
+            self.packed, self.packed_scales = quantize.pack_mxfp4(self.q, self.scales)
             return
         low, high, dtype = (0, 16, np.uint8) if kind == KIND_Q4 else (-128, 128, np.int8)
         self.q = rng.integers(low, high, (rows, padded)).astype(dtype)
@@ -53,6 +60,11 @@ class Matrix:
         bias = self.bias[: self.rows]
         if self.kind == KIND_F32:
             return np.stack([naive.matmul_f32(self.w, row, bias) for row in x])
+        if self.kind == KIND_MXFP4:
+            values = np.array([0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12])[self.q]
+            halves = np.ldexp(np.float32(1), self.scales.astype(np.int32) - 128)
+            with np.errstate(over="ignore"):
+                return np.stack([naive.matmul_quantized(values, halves, 0, row, bias) for row in x])
         zero = 8 if self.kind == KIND_Q4 else 0
         return np.stack([naive.matmul_quantized(self.q, self.scales, zero, row, bias) for row in x])
 
@@ -147,7 +159,12 @@ def test_a_non_finite_input_reaches_every_output_of_its_row_only(kind, poison):
 def test_rows_of_a_large_matrix_match_a_float64_product(kind):
     """K of several thousand: the error stays that of float32 sums."""
     matrix, x = Matrix(kind, 32, 4096), inputs(2, 4096)
-    w = matrix.w if kind == KIND_F32 else quantize.dequantize(kind, matrix.q, matrix.scales)
+    if kind == KIND_MXFP4:
+        matrix.scales[4, 0] = 120
+        matrix.packed, matrix.packed_scales = quantize.pack_mxfp4(matrix.q, matrix.scales)
+        w = quantize.dequantize_mxfp4(matrix.q, matrix.scales)
+    else:
+        w = matrix.w if kind == KIND_F32 else quantize.dequantize(kind, matrix.q, matrix.scales)
     if kind == KIND_F32:
         exact = x
     else:
