@@ -76,6 +76,9 @@ class LoadedModel:
             bytes_read=stats.bytes_read,
             reads=stats.reads,
             wait_s=stats.wait_s,
+            reading_s=stats.reading_s,
+            prefetched=stats.prefetched,
+            prefetch_hits=stats.prefetch_hits,
         )
 
     def cache_state(self) -> str:
@@ -158,6 +161,7 @@ class LoadedModel:
             notice=self._notice,
             io=options.io,
             cap=options.cap,
+            prefetch=options.prefetch,
             pinned=pins.keys,
             trace=self._trace,
         )

@@ -141,6 +141,8 @@ TABLE: tuple[Setting, ...] = (
     Setting("io", "engine", "choice", "auto", "how experts are read", "--io",
             _env(EnvName("DIRECT", _switch_for("direct")), EnvName("COLI_MMAP", _switch_for("mmap"))),
             _choices("auto", "mmap", "pread", "direct"), counter="reads"),
+    Setting("prefetch", "engine", "bool", False, "read ahead what the next layer's router would choose now",
+            "--prefetch/--no-prefetch", _env("COLI_PREFETCH"), counter="prefetch"),
     Setting("cap", "engine", "int", None, "expert slots per layer at most", "", _env("CAP"), Bounds(1, 2**20),
             default_text="what the budget holds", counter="expert_hit_rate"),
     Setting("pin", "engine", "name", "auto", "which experts stay in memory: auto, off or a history file", "--pin",
@@ -419,6 +421,7 @@ class EngineOptions:
     context: int | None = None
     simd: str = "auto"
     kernel_cache: Path | None = None
+    prefetch: bool = False
     cap: int | None = None
     pin: str = "auto"
     pin_bytes: int | float | None = None  # math.inf: all
@@ -477,8 +480,8 @@ def engine_options(r: Resolved) -> EngineOptions:
     """EngineOptions from resolved settings."""
     return EngineOptions(
         threads=r["threads"], memory_budget_bytes=r["ram"], io=r["io"], kv=r["kv"], context=r["ctx"], simd=r["simd"],
-        kernel_cache=kernel_cache(r), cap=r["cap"], pin=r["pin"], pin_bytes=r["pin_gb"], autopin=r["autopin"],
-        usage=r["usage"], usage_save=r["usage_save"], usage_decay=r["usage_decay"],
+        kernel_cache=kernel_cache(r), prefetch=r["prefetch"], cap=r["cap"], pin=r["pin"], pin_bytes=r["pin_gb"],
+        autopin=r["autopin"], usage=r["usage"], usage_save=r["usage_save"], usage_decay=r["usage_decay"],
         gate_file=r["gate_file"], gate_save=r["gate_save"],
     )  # fmt: skip
 

@@ -21,6 +21,9 @@ class StoreCounters:
     bytes_read: int = 0
     reads: int = 0
     wait_s: float = 0.0
+    reading_s: float = 0.0
+    prefetched: int = 0
+    prefetch_hits: int = 0
 
     def hit_rate(self) -> float | None:
         """Share of distinct experts found in memory; None when no expert was asked for."""
@@ -76,12 +79,14 @@ def run_report(
         "expert_bytes_read": store.bytes_read,
         "bytes_per_token": round(store.bytes_read / tokens) if tokens else 0,
         "reads": store.reads,
+        "prefetch": {"reads": store.prefetched, "used": store.prefetch_hits},
         "cache": cache,
         "major_faults": use.major_faults - faults_before,
         "peak_memory_bytes": use.peak_memory_bytes,
         "memory_budget_bytes": memory_budget_bytes,
         "time_s": time_s,
         "disk_bytes_per_s": round(store.bytes_read / max(stats.prefill_s + stats.decode_s, 1e-9)),
+        "reading_bytes_per_s": round(store.bytes_read / store.reading_s) if store.reading_s else 0,
         "bottleneck": bottleneck(time_s, machine.get("threads", 1), memory_budget_bytes),
         "drafts": drafts,
         "gate": gate,

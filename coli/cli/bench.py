@@ -21,7 +21,7 @@ from coli.options import BY_NAME, EngineOptions, Resolved, kernel_cache, resolve
 if TYPE_CHECKING:
     from coli.tools.bench import Test
 
-ENGINE = ("model", "home", "threads", "ram", "io", "kv", "cap", "simd", "kernel_cache")
+ENGINE = ("model", "home", "threads", "ram", "io", "kv", "prefetch", "cap", "simd", "kernel_cache")
 MOST = 1 << 20  # ids of a test, repetitions
 FORMATS = ("md", "csv", "json", "jsonl")
 COLUMNS = ("model", "size", "params", "backend", "threads", "test", "t/s", "cache", "hit rate", "read per token",
@@ -78,8 +78,9 @@ def command(
     )
     paths = [model_path(settings, streams.notice, name) for name in models or (None,)]
     engine = EngineOptions(
-        memory_budget_bytes=settings["ram"], io=settings["io"], kv=settings["kv"], cap=settings["cap"],
-        simd=settings["simd"], kernel_cache=kernel_cache(settings), pin="off", usage_save=False, gate_save=False,
+        memory_budget_bytes=settings["ram"], io=settings["io"], kv=settings["kv"], prefetch=settings["prefetch"],
+        cap=settings["cap"], simd=settings["simd"], kernel_cache=kernel_cache(settings), pin="off",
+        usage_save=False, gate_save=False,
     )  # fmt: skip
     show = PRINTERS["json" if as_json else output](lambda text: write_output(text.encode()))
     for path in paths:

@@ -15,10 +15,12 @@ def report_lines(report: Mapping[str, Any], source_lines: tuple[str, ...], max_t
         f"{report['tokens_per_forward']:.2f} tokens/forward, seed {report['seed']}, "
         f"ended by {ended_by(report, max_tokens)}",
     ]
+    ahead = report["prefetch"]
     if report["expert_hit_rate"] is not None:
         lines.append(
             f"experts: {percent(report['expert_hit_rate'])} hit rate, {percent(report['pinned_hit_rate'])} pinned, "
             f"{size(report['bytes_per_token'])} read per token, {report['reads']} reads"
+            + (f" ({ahead['reads']} ahead, {ahead['used']} of them used)" if ahead["reads"] else "")
             + (f", {report['cache']}" if report.get("cache") else "")
         )
     lines.append(
@@ -31,7 +33,12 @@ def report_lines(report: Mapping[str, Any], source_lines: tuple[str, ...], max_t
         lines.append(
             "time: "
             + ", ".join(f"{seconds / total:.0%} {name.replace('_', ' ')}" for name, seconds in shares.items())
-            + (f"; {size(report['disk_bytes_per_s'])}/s read on average" if shares["disk_wait"] > 0.01 * total else "")
+            + (
+                f"; {size(report['disk_bytes_per_s'])}/s read on average, "
+                f"{size(report['reading_bytes_per_s'])}/s while reading"
+                if shares["disk_wait"] > 0.01 * total
+                else ""
+            )
         )
         lines.append(f"bottleneck: {report['bottleneck']}")
     return [*lines, *source_lines]

@@ -4,7 +4,7 @@ Records router, expert matrices and the sum onto a program's tape; the store dec
 Whatever order experts arrive in, a row's outputs are summed by ascending expert id. Called by the transformer.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Protocol
 
 import numpy as np
@@ -25,6 +25,7 @@ class Experts(Protocol):
     """What the forward needs of the store (coli.store.expert_store)."""
 
     residency: NDArray[np.int64]
+    reads_ahead: bool  # whether `prefetch` is worth a guess
 
     def fetch(self, layer_idx: int, expert_ids: Ints, *, prefill: bool) -> Iterator[Ints]:
         """Yield each distinct expert once, in arrays, as their records become available."""
@@ -32,6 +33,10 @@ class Experts(Protocol):
 
     def touched(self, layer_idx: int, expert_ids: Ints, *, prefill: bool = False) -> None:
         """Account for a layer that ran entirely from `residency`."""
+        ...
+
+    def prefetch(self, layer_idx: int, expert_ids: Sequence[int]) -> None:
+        """Read experts that may be wanted soon, behind all demanded reads."""
         ...
 
     def settle(self, committed_rows: Ints) -> None: ...
@@ -71,11 +76,16 @@ class Moe:
             scaled_add(hidden, shared, spec.residual_multiplier, threads)
         program.tape.phase = 0
 
+    def guess(self, machine: Machine, x: Rows) -> Ints:
+        """x (S, H) normed: record the router on rows that are not this layer's yet; expert_ids (S, A) it will leave."""
+        S, A = len(x), self._spec.num_experts_per_tok
+        expert_ids, weights = np.zeros((S, A), np.int64), np.zeros((S, A), np.float32)
+        self._choose(machine, self._router(machine, x), expert_ids, weights, np.zeros(machine.threads, np.int64))
+        return expert_ids
+
     def _route(self, machine: Machine, router_logits: Rows, program: Program) -> tuple[SparsePoint, Rows]:
         """(S, E) -> the layer's point with expert_ids (S, A) ascending, and routing_weights (S, A)."""
-        spec = self._spec
-        S, E, A = len(router_logits), spec.num_experts, spec.num_experts_per_tok
-        threads = machine.threads_for(S * E * A)
+        S, E, A = len(router_logits), self._spec.num_experts, self._spec.num_experts_per_tok
         weights = np.zeros((S, A), np.float32)
         point = SparsePoint(
             self._layer_idx,
@@ -86,6 +96,15 @@ class Moe:
             batch_count=np.array([experts.ALL_RESIDENT], np.int64),
             done=np.zeros(1, np.int64),
         )
+        self._choose(machine, router_logits, point.expert_ids, weights, program.flags[self._layer_idx, 1])
+        point.plan_call = len(program.tape)
+        return point, weights
+
+    def _choose(self, machine: Machine, router_logits: Rows, expert_ids: Ints, weights: Rows, bad: Ints) -> None:
+        """(S, E) -> expert_ids and weights (S, A); bad (threads,) counts rows with a NaN."""
+        spec = self._spec
+        S, E, A = len(router_logits), spec.num_experts, spec.num_experts_per_tok
+        threads = machine.threads_for(S * E * A)
         routing.route(
             router_logits[:, :E],
             A,
@@ -96,13 +115,11 @@ class Moe:
             _GROUP_MODES[spec.group_score],
             spec.norm_topk_prob,
             spec.routed_scaling_factor * spec.residual_multiplier,
-            point.expert_ids,
+            expert_ids,
             weights,
             threads,
-            bad=program.flags[self._layer_idx, 1, :threads],
+            bad=bad[:threads],
         )
-        point.plan_call = len(program.tape)
-        return point, weights
 
 
 class ExpertMatrices:

@@ -68,6 +68,16 @@ class SparsePoint:
         self.batch_count[0] = ALL_RESIDENT
 
 
+@dataclass(frozen=True, slots=True)
+class Guess:
+    """Calls start .. stop-1 apply the router of `layer_idx` to the rows of the sparse layer before it."""
+
+    layer_idx: int
+    start: int
+    stop: int
+    expert_ids: Ints  # (S, A)
+
+
 @dataclass(slots=True)
 class Program:
     """A tape with its inputs, its sparse points in layer order, and what it leaves behind."""
@@ -83,3 +93,4 @@ class Program:
     chosen: tuple[Ints, Ints] | None = None  # what the last indexer chose: slots (S, C), how many (S,)
     layers_start: int = 0  # number of the first layer's first call
     layer_ends: list[int] = field(default_factory=list)
+    guesses: dict[int, Guess] = field(default_factory=dict)  # by the layer whose rows they use; behind the layers

@@ -8,6 +8,7 @@ import time
 from collections import OrderedDict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from itertools import pairwise
 
 import numpy as np
 from numpy.typing import NDArray
@@ -22,7 +23,7 @@ from coli.model.latent_attention import LatentAttention
 from coli.model.layers import Buffers, Machine, Mlp, Projection, Rows, scaled_add, tile_padded
 from coli.model.loader import LatentWeights, LayerWeights, ModelWeights, MoeWeights
 from coli.model.moe import Experts, Moe
-from coli.model.program import Ints, Program, RowInputs, SparsePoint
+from coli.model.program import Guess, Ints, Program, RowInputs, SparsePoint
 from coli.model.rotary import rope_frequencies
 from coli.model.sight import DenseInput, ExpertInputs, Look, Sight
 
@@ -70,6 +71,17 @@ class Layer:
             self._mlp(machine, normed, hidden, program)
         else:
             scaled_add(hidden, self._mlp(machine, normed), self._multiplier, threads)
+
+    @property
+    def is_sparse(self) -> bool:
+        return isinstance(self._mlp, Moe)
+
+    def guess(self, machine: Machine, hidden: Rows) -> Ints:
+        """Record a sparse layer's router on hidden (S, H) of an earlier one: expert_ids (S, A)."""
+        assert isinstance(self._mlp, Moe)
+        normed = machine.buffers.rows("guess_normed", *hidden.shape)
+        elementwise.rms_norm(hidden, self._norms[1], self._eps, normed, machine.threads_for(hidden.size))
+        return self._mlp.guess(machine, normed)
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,7 +148,7 @@ class Transformer:
             self._fill(program.inputs, slice(at, at + count), group, row_paths(start, count, group.parents))
             at += count
         # Python hears Ctrl-C between replays only: a prefill chunk goes layer by layer.
-        ends = program.layer_ends if S > MAX_TREE_ROWS else [len(program.tape)]
+        ends = program.layer_ends if S > MAX_TREE_ROWS else program.layer_ends[-1:]
         for _ in self._run(program, ends, prefill):
             pass
         self._last = program
@@ -231,7 +243,11 @@ class Transformer:
         """Compute a sparse layer batch by batch while its missing experts are being read."""
         assert self._experts is not None
         point.done[0] = 0
-        for batch in self._experts.fetch(point.layer_idx, point.expert_ids, prefill=prefill):
+        batches = self._experts.fetch(point.layer_idx, point.expert_ids, prefill=prefill)
+        if guess := program.guesses.get(point.layer_idx):
+            self._replay(program, guess.start, guess.stop)
+            self._experts.prefetch(guess.layer_idx, guess.expert_ids.ravel().tolist())
+        for batch in batches:
             point.take(batch)
             earlier = int(point.done[0])
             self._replay(program, point.plan_call, point.sum_call)
@@ -295,7 +311,17 @@ class Transformer:
             for layer in self._layers:
                 layer(machine, hidden, program, rotation)
                 program.layer_ends.append(len(program.tape))
+            if self._experts is not None and self._experts.reads_ahead and S <= MAX_TREE_ROWS and machine.sight is None:
+                self._record_guesses(program, machine)
         return program
+
+    def _record_guesses(self, program: Program, machine: Machine) -> None:
+        """For each sparse layer but the last: the next one's router on the rows its own router sees."""
+        sparse = [layer_idx for layer_idx, layer in enumerate(self._layers) if layer.is_sparse]
+        for layer_idx, later in pairwise(sparse):
+            start = len(program.tape)
+            expert_ids = self._layers[later].guess(machine, program.hidden)
+            program.guesses[layer_idx] = Guess(later, start, len(program.tape), expert_ids)
 
     def _fill(self, inputs: RowInputs, rows: slice, group: RowGroup, paths: Paths) -> None:
         cache = group.cache

@@ -8,7 +8,7 @@ Called by the one thread that runs the model.
 import sys
 import time
 from collections import deque
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -76,6 +76,7 @@ class ExpertStore:
         self._reads = self._bytes_read = self._prefetched = self._prefetch_hits = 0
         self._wait_s = 0.0
         self._readers = ReaderThreads(places.perform, reader_threads, places.finish)
+        self.reads_ahead = prefetch_slots > 0
         self._switch_interval = sys.getswitchinterval()
         sys.setswitchinterval(min(self._switch_interval, _SWITCH_INTERVAL_S))
         self._load_pins()
@@ -101,6 +102,8 @@ class ExpertStore:
             layer_idx, plan, deque((base + a.expert_id, a.evicted, a.after_use) for a in plan.admissions), set()
         )
         self._union = union
+        if self._staged:
+            self._call_off({base + expert_id for expert_id in plan.expert_ids})
         self._reread_lost(plan.cached, base)
         self._issue(union)
         return self._deliver_ascending(union) if prefill else self._deliver(union)
@@ -136,7 +139,11 @@ class ExpertStore:
         return freed
 
     def prefetch(self, layer_idx: int, expert_ids: Sequence[int]) -> None:
-        """Read experts that may be wanted soon, behind all demanded reads and into places of their own."""
+        """Read experts that may be wanted soon, behind all demanded reads and into places of their own.
+
+        Earlier guesses whose reads have not begun are given up.
+        """
+        self._call_off()
         for key in (layer_idx * self.num_experts + int(e) for e in expert_ids):
             if self._places.holds(key) or key in self.policy.pinned:
                 continue
@@ -168,6 +175,7 @@ class ExpertStore:
             reads=self._reads,
             bytes_read=self._bytes_read,
             wait_s=self._wait_s,
+            reading_s=self._readers.reading_s,
             prefetched=self._prefetched,
             prefetch_hits=self._prefetch_hits,
         )
@@ -316,6 +324,14 @@ class ExpertStore:
         for key in self.policy.shrink(pools, slab.slots):
             self._evict(key)
         return True
+
+    def _call_off(self, kept: Collection[int] = ()) -> None:
+        """Give up guesses that no reader has begun, but for the keys in `kept`."""
+        for key in [key for key in self._staged if key in self._inflight and key not in kept]:
+            if self._readers.call_off(self._staged[key]):
+                del self._staged[key], self._inflight[key]
+                self._places.give_back(key)
+                self._prefetched -= 1
 
     def _unstage_oldest(self) -> bool:
         for key in self._staged:

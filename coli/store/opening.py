@@ -17,6 +17,7 @@ from coli.store.records import RecordLayout
 from coli.store.stats import TraceSink
 
 PREFETCH_SLOTS = 16
+_PREFETCH_SHARE = 8  # guesses get at most one in so many of the places
 # Two direct readers saturate an idle machine's device; the others cover for those that wait for a busy core.
 _READER_THREADS = 4
 _CACHED_SHARE = 0.9
@@ -45,6 +46,7 @@ def open_store(
         io: "auto", "mmap", "pread" or "direct".
         cap: expert slots per layer at most.
         pinned: keys (layer_idx * num_experts + expert_id) that are loaded now and stay.
+        prefetch: let `ExpertStore.prefetch` read guesses into some of the places.
         guard: watches the memory limits while running; None: this machine's.
 
     Raises:
@@ -53,16 +55,14 @@ def open_store(
     """
     if io not in ("auto", *IoMode):
         raise OptionError(f"--io: expected auto, mmap, pread or direct, found {io!r}")
-    plan = plan_pools(
-        {layer_idx: layout.record_bytes for layer_idx, layout in layouts.items()},
-        num_layers,
-        num_experts,
-        num_experts_per_tok,
-        capacity_bytes,
-        cap=cap,
-        pinned=pinned,
-        prefetch_slots=PREFETCH_SLOTS if prefetch else 0,
-    )
+    record_bytes = {layer_idx: layout.record_bytes for layer_idx, layout in layouts.items()}
+    shape = num_layers, num_experts, num_experts_per_tok, capacity_bytes
+    plan = plan_pools(record_bytes, *shape, cap=cap, pinned=pinned)
+    ahead = min(PREFETCH_SLOTS, capacity_bytes // (_PREFETCH_SHARE * max(record_bytes.values()))) if prefetch else 0
+    if ahead and not plan.everything:
+        plan = plan_pools(record_bytes, *shape, cap=cap, pinned=pinned, prefetch_slots=ahead)
+    else:
+        ahead = 0
     if plan.capacity_bytes < plan.cycle_bytes and not plan.everything:
         notice(_cliff(plan, len(layouts), num_experts_per_tok))
     paths = sorted({layout.path for layout in layouts.values()})
@@ -78,7 +78,7 @@ def open_store(
         policy,
         places,
         reader_threads=reader_threads or _READER_THREADS,
-        prefetch_slots=PREFETCH_SLOTS if prefetch else 0,
+        prefetch_slots=ahead,
         trace=trace,
         guard=guard or MemoryGuard(),
         notice=notice,

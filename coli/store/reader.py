@@ -5,6 +5,7 @@ answer carries the error of a read that failed, so that nobody waits for ever. T
 """
 
 import threading
+import time
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -23,7 +24,10 @@ class Read:
     _claim: threading.Lock = field(default_factory=threading.Lock)
 
     def claim(self) -> bool:
-        """True for the first caller: a promoted read waits in both deques, one thread may take it."""
+        """True for the first caller: a thread that performs the read, or the one that calls it off.
+
+        A promoted read waits in both deques.
+        """
         return self._claim.acquire(blocking=False)
 
 
@@ -37,11 +41,20 @@ class ReaderThreads:
         self._prefetched: deque[Read] = deque()
         self._tickets: SimpleQueue[bool] = SimpleQueue()  # one per entry of the deques; False ends a thread
         self._answers: SimpleQueue[Read] = SimpleQueue()
+        self._clock = threading.Lock()  # of the three below
+        self._outstanding, self._since, self._reading_s = 0, 0.0, 0.0
         self._threads = [threading.Thread(target=self._run, name=f"coli-read-{i}", daemon=True) for i in range(threads)]
         for thread in self._threads:
             thread.start()
 
+    @property
+    def reading_s(self) -> float:
+        """Seconds in which at least one read was wanted and not finished."""
+        with self._clock:
+            return self._reading_s + (time.perf_counter() - self._since if self._outstanding else 0.0)
+
     def submit(self, read: Read) -> None:
+        self._count(1)
         (self._prefetched if read.prefetch else self._demanded).append(read)
         self._tickets.put(True)
 
@@ -50,6 +63,13 @@ class ReaderThreads:
         read.prefetch = False
         self._demanded.append(read)
         self._tickets.put(True)
+
+    def call_off(self, read: Read) -> bool:
+        """Forget a read that no thread has started; False: it will be answered."""
+        if not read.claim():
+            return False
+        self._count(-1)
+        return True
 
     def receive(self, *, block: bool) -> Read | None:
         """The next finished read, None when there is none and `block` is false; look at its `error`."""
@@ -76,8 +96,17 @@ class ReaderThreads:
                 self._perform(read)
             except BaseException as error:  # handed to the thread that waits
                 read.error = error
+            self._count(-1)
             self._answers.put(read)
             self._finish(read)
+
+    def _count(self, change: int) -> None:
+        with self._clock:
+            if self._outstanding == 0:
+                self._since = time.perf_counter()
+            self._outstanding += change
+            if self._outstanding == 0:
+                self._reading_s += time.perf_counter() - self._since
 
     def _next(self) -> Read | None:
         for waiting in (self._demanded, self._prefetched):

@@ -20,7 +20,10 @@ class TraceSink(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class StoreStats:
-    """Counters since the store was opened, of distinct experts per union; hits include pinned hits."""
+    """Counters since the store was opened, of distinct experts per union; hits include pinned hits.
+
+    wait_s: the model stood still for a read; reading_s: at least one read was under way.
+    """
 
     mode: str
     hits: int
@@ -35,6 +38,7 @@ class StoreStats:
     reads: int
     bytes_read: int
     wait_s: float
+    reading_s: float
     resident_bytes: int
     capacity_bytes: int
 
@@ -56,6 +60,7 @@ class StoreStats:
         reads: int,
         bytes_read: int,
         wait_s: float,
+        reading_s: float,
         prefetched: int,
         prefetch_hits: int,
     ) -> "StoreStats":
@@ -78,6 +83,7 @@ class StoreStats:
             reads=reads,
             bytes_read=bytes_read,
             wait_s=wait_s,
+            reading_s=reading_s,
             resident_bytes=sum(record_bytes[key // layer_of] for key in held),
             capacity_bytes=sum(pool.slots for pool in policy.pools) * largest + pinned_bytes,
         )

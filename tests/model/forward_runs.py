@@ -18,7 +18,16 @@ class Runner:
     """A model opened from a container, with as many experts in memory as `slots` records (None: all)."""
 
     def __init__(
-        self, path: Path, *, slots: int | None = None, threads: int = 1, kv: str = "f32", io: str = "mmap"
+        self,
+        path: Path,
+        *,
+        slots: int | None = None,
+        threads: int = 1,
+        kv: str = "f32",
+        io: str = "mmap",
+        prefetch: bool = False,
+        reader_threads: int | None = None,
+        pinned: tuple[int, ...] = (),
     ) -> None:
         self.container = Container.open(path)
         self.spec = spec_from_config(self.container.config, path / "config.json")
@@ -35,6 +44,9 @@ class Runner:
                 capacity_bytes=count * record,
                 notice=lambda line: None,
                 io=io,
+                prefetch=prefetch,
+                reader_threads=reader_threads,
+                pinned=pinned,
             )
         self.model = Transformer(self.spec, load_weights(self.container, self.spec), self.store, threads)
         self._kv = kv
