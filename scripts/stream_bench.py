@@ -6,18 +6,22 @@
 
 Needs root (it makes memory cgroups, version 1 or 2) and, for llama.cpp, an environment with llama-cpp-python. Every
 engine is a process in a group of its own, limited to the same bytes, and decodes the same ids one at a time; in every
-round each that fits beside the others measures once, and the raw reader reads records at random with direct I/O
-between them. So ratios within a round count, absolute speeds drift with the disk. Then one process after the other:
-budgets (a limit each; a prefill of 256 ids fills the store), and prompts in chunks (PROMPT:CHUNK pairs). Every table is
-printed, and added to -o, as soon as it is complete. `--budgets none`, `--chunks none` leave a part out.
+round each that fits beside the others measures once. The raw reader (direct I/O into huge pages, a second) stands
+before and after each; "of raw" compares it with what the store got while reads were under way, for llama.cpp with all
+the time. So ratios within a round count, absolute speeds drift with the disk. `direct+prefetch` is a mode too. Then one
+process after the other: budgets (a limit each; a prefill of 256 ids fills the store), and prompts in chunks
+(PROMPT:CHUNK pairs). Every table is printed, and added to -o, as soon as it is complete. `--budgets none`,
+`--chunks none`, `--modes none` leave a part out.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import os
 import random
+import resource
 import shutil
 import signal
 import subprocess
@@ -80,13 +84,15 @@ class Coli:
         self._recorder = TraceRecorder()
 
         self._np = np
-        options = EngineOptions(threads=threads, io=mode, pin="off", usage_save=False)
+        io, _, prefetch = mode.partition("+")
+        options = EngineOptions(threads=threads, io=io, prefetch=bool(prefetch), pin="off", usage_save=False)
         began = time.perf_counter()
         self._llm = LLM.open(Path(path), options, lambda line: print(f"coli: {line}", file=sys.stderr),
                              trace=self._recorder)  # fmt: skip
         self.open_s = time.perf_counter() - began
         self._loaded = self._llm.load(context)
         self.load_s = time.perf_counter() - began - self.open_s
+        self.touch_s = self._touched()
         self._cache = self._loaded.new_cache(context)
         self.vocab_size = self._llm.spec.vocab_size
 
@@ -100,7 +106,20 @@ class Coli:
             if not prefill:
                 self._loaded.model.settle(last)
         counted = self._loaded.store_counters().since(before)
-        return {"hit_rate": counted.hit_rate(), "bytes": counted.bytes_read, "wait_s": counted.wait_s}
+        return {
+            "hit_rate": counted.hit_rate(), "bytes": counted.bytes_read, "wait_s": counted.wait_s,
+            "reading_s": counted.reading_s, "prefetched": counted.prefetched, "prefetch_hits": counted.prefetch_hits,
+        }  # fmt: skip
+
+    def _touched(self) -> float:
+        """Wait until the slabs are touched; the seconds that took beside everything else."""
+        from coli.store.places import SlabPlaces
+
+        places = None if self._loaded.store is None else self._loaded.store._places
+        if not isinstance(places, SlabPlaces):
+            return 0.0
+        places.toucher.wait()
+        return places.toucher.seconds
 
     def replayed(self) -> float | None:
         """Bytes the replay of this process's own trace reads, as a share of those it read."""
@@ -120,9 +139,10 @@ class Coli:
 class LlamaCpp:
     """llama.cpp through llama-cpp-python: the file mapped, as it does by default; no repacked copy."""
 
-    open_s = load_s = 0.0
+    open_s = touch_s = 0.0
 
     def __init__(self, path: str, mode: str, threads: int, context: int, chunk: int) -> None:
+        began = time.perf_counter()
         from llama_cpp import Llama, llama_cpp
 
         params = llama_cpp.llama_model_default_params()
@@ -130,12 +150,13 @@ class LlamaCpp:
         llama_cpp.llama_model_default_params = lambda: params
         self._llama = Llama(path, n_ctx=context, n_threads=threads, n_threads_batch=threads, verbose=False)
         self.vocab_size = self._llama.n_vocab()
+        self.load_s = time.perf_counter() - began
 
     def run(self, ids: Sequence[int], prefill: bool) -> dict[str, Any]:
         before = _bytes_read()
         for token_id in ids:
             self._llama.eval([token_id])
-        return {"hit_rate": None, "bytes": _bytes_read() - before, "wait_s": None}
+        return {"hit_rate": None, "bytes": _bytes_read() - before, "wait_s": None, "reading_s": None}
 
     def replayed(self) -> float | None:
         return None
@@ -147,17 +168,23 @@ def _bytes_read() -> int:
     return int(fields["read_bytes"])
 
 
+def _resident_bytes() -> int:
+    """The most memory this process had resident so far, mapped file pages included."""
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+
+
 def worker(engine: str, path: str, mode: str, threads: int, context: int, chunk: int) -> None:
     """Do what each line of standard input says, "decode N", "prefill N" or "replay"; one JSON object a line back."""
     model = (Coli if engine == "coli" else LlamaCpp)(path, mode, threads, context, chunk)
     rng = random.Random(1)
-    print(json.dumps({"open_s": model.open_s, "load_s": model.load_s}), flush=True)
+    print(json.dumps({"open_s": model.open_s, "load_s": model.load_s, "touch_s": model.touch_s}), flush=True)
     for line in sys.stdin:
         verb, count = line.split()
         ids = [rng.randrange(min(model.vocab_size, 32000)) for _ in range(int(count))]
         began = time.perf_counter()
         counted = {"replayed": model.replayed()} if verb == "replay" else model.run(ids, verb == "prefill")
-        print(json.dumps({"seconds": time.perf_counter() - began, **counted}), flush=True)
+        seconds = time.perf_counter() - began
+        print(json.dumps({"seconds": seconds, "resident": _resident_bytes(), **counted}), flush=True)
 
 
 class Engine:
@@ -166,11 +193,16 @@ class Engine:
     def __init__(self, name: str, python: str, arguments: Sequence[str], limit: int) -> None:
         self.name, self.group = name, Group(name.replace(" ", "-"), limit)
         self.rounds: list[dict[str, Any]] = []
+        self.raw: list[float] = []  # bytes/s of the raw reader around each round
         self._process = subprocess.Popen(
             [python, __file__, "--worker", *arguments],
             stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, preexec_fn=self.group.enter,
         )  # fmt: skip
-        self.start = self._answer()
+        try:
+            self.start = self._answer()
+        except BaseException:
+            self.close()
+            raise
 
     def ask(self, verb: str, count: int = 0) -> dict[str, Any]:
         assert self._process.stdin is not None
@@ -181,7 +213,8 @@ class Engine:
     def close(self) -> None:
         if self._process.poll() is None:
             assert self._process.stdin is not None
-            self._process.stdin.close()
+            with contextlib.suppress(OSError):
+                self._process.stdin.close()
             try:
                 self._process.wait(20)
             except subprocess.TimeoutExpired:
@@ -213,7 +246,8 @@ def bench(args: argparse.Namespace) -> None:
         f"{time.strftime('%Y-%m-%d %H:%M')}, {args.container.name}, {args.threads} threads, load average "
         f"{os.getloadavg()[0]:.1f}, experts {size(record)} each",
     )
-    compare(args, files, record, parse_size(args.limit))
+    if args.modes:
+        compare(args, files, record, parse_size(args.limit))
     budgets(args, [parse_size(text) for text in args.budgets])
     chunks(args, parse_size(args.limit))
     tell(args, f"load average at the end {os.getloadavg()[0]:.1f}, {time.monotonic() - began:.0f} s in all")
@@ -239,12 +273,14 @@ def compare(args: argparse.Namespace, files: Sequence[Path], record: int, limit:
             for name, python, arguments in ways[start : start + together]:
                 engines.append(Engine(name, python, (*arguments, str(args.threads), str(context), "512"), limit))
                 engines[-1].ask("decode", WARM_UP)
+            raw.append(disk_speed(files, record, 1.0).bytes_per_s)
             for _ in range(args.rounds):
-                raw.append(disk_speed(files, record, 2.0).bytes_per_s)
                 for engine in engines:
                     engine.rounds.append(engine.ask("decode", args.tokens))
+                    raw.append(disk_speed(files, record, 1.0).bytes_per_s)
+                    engine.raw.append((raw[-2] + raw[-1]) / 2)
             rival = next((engine for engine in engines if engine.name.startswith("llama")), None)
-            lines += [_row(engine, rival, raw, args.tokens) for engine in engines]
+            lines += [_row(engine, rival, args.tokens) for engine in engines]
             speeds += raw
         finally:
             for engine in engines:
@@ -253,13 +289,15 @@ def compare(args: argparse.Namespace, files: Sequence[Path], record: int, limit:
         args,
         f"Decoding within {size(limit)} each, {args.tokens} ids a round, {args.rounds} rounds; raw direct reads "
         f"{size(median(speeds))}/s:\n\n"
-        "| engine | tok/s | times llama.cpp | hit rate | read per token | GB/s | of raw | waiting for reads | "
-        "replay / read | open, s | load, s | peak | killed |\n|" + "---|" * 13,
+        "| engine | tok/s | times llama.cpp | hit rate | read per token | GB/s | while reading | of raw | "
+        "waiting for reads | replay / read | open, s | load, s | touch, s | resident at most | group's peak | killed |\n|"
+        + "---|"
+        * 16,
         *lines,
     )
 
 
-def _row(engine: Engine, rival: Engine | None, raw: Sequence[float], count: int) -> str:
+def _row(engine: Engine, rival: Engine | None, count: int) -> str:
     from coli.cli.report_lines import percent, size
 
     rounds = engine.rounds
@@ -269,7 +307,8 @@ def _row(engine: Engine, rival: Engine | None, raw: Sequence[float], count: int)
         pairs = zip(rounds, rival.rounds, strict=True)
         ratio = f"{median(theirs['seconds'] / ours['seconds'] for ours, theirs in pairs):.2f}"
     rates = [one["bytes"] / one["seconds"] for one in rounds]
-    shares = [rate / speed for rate, speed in zip(rates, raw, strict=True)]
+    reading = [one["bytes"] / (one["reading_s"] or one["seconds"]) for one in rounds]
+    shares = [rate / speed for rate, speed in zip(reading, engine.raw, strict=True)]
     waits = [one["wait_s"] for one in rounds]
     waiting = "-" if None in waits else f"{sum(waits) / sum(seconds):.0%}"
     replayed = engine.ask("replay")["replayed"]
@@ -277,9 +316,11 @@ def _row(engine: Engine, rival: Engine | None, raw: Sequence[float], count: int)
     return (
         f"| {engine.name} | {count / median(seconds):.3f} | {ratio} | "
         f"{percent(median(hits)) if None not in hits else '-'} | "
-        f"{size(median(one['bytes'] for one in rounds) / count)} | {median(rates) / 1e9:.2f} | {median(shares):.0%} | "
+        f"{size(median(one['bytes'] for one in rounds) / count)} | {median(rates) / 1e9:.2f} | "
+        f"{median(reading) / 1e9:.2f} | {median(shares):.0%} ({min(shares):.0%}-{max(shares):.0%}) | "
         f"{waiting} | {'-' if replayed is None else f'{replayed:.3f}'} | {engine.start['open_s']:.2f} | "
-        f"{engine.start['load_s']:.2f} | {size(engine.group.peak_bytes())} | {engine.group.kills()} |"
+        f"{engine.start['load_s']:.1f} | {engine.start['touch_s']:.1f} | {size(rounds[-1]['resident'])} | "
+        f"{size(engine.group.peak_bytes())} | {engine.group.kills()} |"
     )
 
 
@@ -296,19 +337,24 @@ def budgets(args: argparse.Namespace, limits: Sequence[int]) -> None:
             engine.ask("prefill", 256)
             engine.ask("decode", args.tokens)
             done = engine.ask("decode", 2 * args.tokens)
+            reading = done["bytes"] / (done["reading_s"] or done["seconds"]) / 1e9
             lines.append(
                 f"| {size(limit)} | {2 * args.tokens / done['seconds']:.3f} | {percent(done['hit_rate'])} | "
-                f"{size(done['bytes'] / 2 / args.tokens)} | {size(engine.group.peak_bytes())} | "
-                f"{engine.start['load_s']:.1f} | {engine.group.kills()} |"
+                f"{size(done['bytes'] / 2 / args.tokens)} | {reading:.2f} | {done['wait_s'] / done['seconds']:.0%} | "
+                f"{size(done['resident'])} | {size(engine.group.peak_bytes())} | {engine.start['load_s']:.1f} | "
+                f"{engine.start['touch_s']:.1f} | {engine.group.kills()} |"
             )
         except SystemExit as refused:
-            lines.append(f"| {size(limit)} | {refused} | | | | | |")
+            lines.append(f"| {size(limit)} | {refused} |" + " |" * 9)
         finally:
             if engine is not None:
                 engine.close()
     if lines:
-        head = "| limit | tok/s | hit rate | read per token | peak | load with touching the slab, s | killed |\n|"
-        tell(args, f"Budgets, direct, {2 * args.tokens} ids each:\n\n{head}" + "---|" * 7, *lines)
+        head = (
+            "| limit | tok/s | hit rate | read per token | GB/s while reading | waiting for reads | resident at most | "
+            "group's peak | load, s | touch, s | killed |\n|"
+        )
+        tell(args, f"Budgets, direct, {2 * args.tokens} ids each:\n\n{head}" + "---|" * 11, *lines)
 
 
 def chunks(args: argparse.Namespace, limit: int) -> None:
