@@ -290,9 +290,8 @@ def compare(args: argparse.Namespace, files: Sequence[Path], record: int, limit:
         f"Decoding within {size(limit)} each, {args.tokens} ids a round, {args.rounds} rounds; raw direct reads "
         f"{size(median(speeds))}/s:\n\n"
         "| engine | tok/s | times llama.cpp | hit rate | read per token | GB/s | while reading | of raw | "
-        "waiting for reads | replay / read | open, s | load, s | touch, s | resident at most | group's peak | killed |\n|"
-        + "---|"
-        * 16,
+        "waiting for reads | replay / read | open, s | load, s | touch, s | resident at most | group's peak | "
+        "killed |\n|" + "---|" * 16,
         *lines,
     )
 
