@@ -61,7 +61,7 @@ class Conversation:
 
     def _answer(self, options: GenerateOptions) -> Iterator[str]:
         if self._session is None:
-            self._session = self._llm.new_session(self.context)
+            self._session = self._llm.new_session(self.context, drafts=self._drafts)
         said = {"role": "assistant", "content": ""}
         try:
             generation = self._llm.generate(self._ids(), options, self._drafts, self._session)
@@ -86,7 +86,7 @@ class Conversation:
 
     def save(self, path: Path) -> None:
         """Write messages and rows to `path`, whole or not at all. Raises WriteError."""
-        session = self._session or self._llm.new_session(self.context)
+        session = self._session or self._llm.new_session(self.context, drafts=self._drafts)
         self._session, cache = session, session.cache
         assert isinstance(cache, KVCache)
         length = min(cache.length, len(session.token_ids))
@@ -112,7 +112,7 @@ class Conversation:
         """Go on with a saved conversation. Raises CheckpointError, OptionError for one of another model."""
         header = read_header(path)
         found = {name: (info.dtype, tuple(info.shape)) for name, info in header.tensors.items()}
-        session = self._llm.new_session(self.context)
+        session = self._llm.new_session(self.context, drafts=self._drafts)
         cache = session.cache
         assert isinstance(cache, KVCache)
         with _opened(path) as file:

@@ -182,15 +182,20 @@ class LLM:
                 usable[name] = value
         return usable
 
-    def new_session(self, context: int, sessions: int = 1) -> Session:
-        """An empty conversation of up to `context` positions; loads the model with room for `sessions` of them."""
+    def new_session(self, context: int, sessions: int = 1, drafts: DraftOptions | None = None) -> Session:
+        """An empty conversation of up to `context` positions; loads the model with room for `sessions` of them.
+
+        drafts: whose corpora and graphs the memory plan shall count.
+        """
+        if drafts is not None:
+            self._sources.open_files(drafts)
         return Session(self.load(context, sessions).new_cache(context))
 
     def load(self, context: int, sessions: int = 1) -> LoadedModel:
         """The model in memory, loaded on first use with room for `sessions` of `context` positions."""
         if self._loaded is None:
             args = self.container, self.spec, self._options, context, self._notice, self._trace
-            self._loaded = LoadedModel(*args, sessions=sessions)
+            self._loaded = LoadedModel(*args, sessions=sessions, drafts_bytes=self._sources.mapped_bytes)
         return self._loaded
 
     def check_ids(self, prompt_ids: Sequence[int]) -> None:

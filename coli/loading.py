@@ -31,6 +31,7 @@ Notice = Callable[[str], None]
 
 PREFILL_CHUNK = 512
 USAGE_FILE = "usage.json"
+SEARCHED_BYTES = 64_000_000  # of a larger corpus or graph that stay in the page cache; a search touches some 24 pages
 
 
 class LoadedModel:
@@ -45,15 +46,19 @@ class LoadedModel:
         notice: Notice,
         trace: TraceSink | None = None,
         sessions: int = 1,
+        drafts_bytes: int = 0,
     ) -> None:
-        """Raises MemoryBudgetError when the parts do not fit the budget, with the arithmetic."""
+        """drafts_bytes: of mapped corpora and graphs.
+
+        Raises MemoryBudgetError when the parts do not fit the budget, with the arithmetic.
+        """
         self.container, self.spec, self.options = container, spec, options
         self._notice = notice
         self._trace = trace
         self.kv_dtype = kv_type(container, options.kv)
         self.threads = options.threads or usable_cores()
         prepare_kernels(notice)
-        self.plan = self._plan(context, sessions)
+        self.plan = self._plan(context, sessions, drafts_bytes)
         weights = load_weights(container, spec)
         self._usage: UsageFile | None = None
         self.store = self._open_store() if container.moe_layers else None
@@ -114,7 +119,7 @@ class LoadedModel:
                     self._notice(f"usage history not written: {error}")
         self.store.close()
 
-    def _plan(self, context: int, sessions: int) -> MemoryPlan:
+    def _plan(self, context: int, sessions: int, drafts_bytes: int) -> MemoryPlan:
         spec, container = self.spec, self.container
         records = {i: container.expert_layout(i).record_bytes for i in container.moe_layers}
         per_token = kv_bytes_per_token(spec, self.kv_dtype)
@@ -122,6 +127,7 @@ class LoadedModel:
             dense_bytes=sum(container.array(name).nbytes for name in container.tensor_names()),
             kv_bytes=per_token * context * sessions,
             working_bytes=working_bytes(spec, min(PREFILL_CHUNK, context), context, self.threads),
+            drafts_bytes=min(drafts_bytes, SEARCHED_BYTES),
         )
         return plan_memory(
             needs,

@@ -19,9 +19,10 @@ LABEL = "corpus drafts"
 
 
 class SpanIndex(Protocol):
-    """Frozen ids that can be searched: FrozenIndex in memory, NgramIndex mapped."""
+    """Frozen ids that can be searched: FrozenIndex in memory, NgramIndex mapped (`mapped_bytes`)."""
 
     num_ids: int
+    mapped_bytes: int
 
     def longest_match(self, context: Sequence[int]) -> tuple[int, int] | None:
         """(position behind the match, match length) of the longest suffix, 8 down to 3 ids, most recent first."""

@@ -40,6 +40,8 @@ class FrozenIndex:
     node with a single occurrence nothing is stored: the ids themselves are compared.
     """
 
+    mapped_bytes = 0
+
     def __init__(self, ids: NDArray[np.int32]) -> None:
         """ids: (n,) token ids below MAX_VOCAB_SIZE, negative between spans."""
         if len(ids) and int(ids.max()) >= MAX_VOCAB_SIZE:

@@ -61,6 +61,7 @@ class NgramIndex:
             *(arrays[name] for name in ("heavy.types", "heavy.entropy", "heavy.first", "heavy.ids", "heavy.counts")),
         )
         self.num_ids = self.header.num_ids
+        self.mapped_bytes = path.stat().st_size
 
     @classmethod
     def open(cls, path: Path, *, vocab_size: int, tokenizer: str) -> NgramIndex:

@@ -132,6 +132,19 @@ class SourceLibrary:
             return TreeSources(sources, vocab_size=self._vocab_size)
         return MergedSources(sources, vocab_size=self._vocab_size)
 
+    def open_files(self, settings: DraftSettings) -> None:
+        """Open what `settings` name now instead of with the first response. Raises what `sources` raises."""
+        if settings.enabled and settings.corpus is not None:
+            self._corpus(settings.corpus, settings.corpus_k)
+        if settings.enabled and settings.graph is not None:
+            self._graph(settings.graph)
+
+    @property
+    def mapped_bytes(self) -> int:
+        """Bytes of the mapped files that are open: the page cache searching them can cause."""
+        indexes = [index for _, index in (*self._corpora.values(), *self._graphs.values())]
+        return sum(index.mapped_bytes for index in indexes)
+
     def _corpus_guard(self, settings: DraftSettings) -> Guard | None:
         """The seed's; with the measured gate only a minimum that differs from the seed's counts, in a true window."""
         if settings.gate == "seed":
@@ -164,8 +177,13 @@ class SourceLibrary:
 
     def _graph_source(self, path: Path, seed: int, options: GraphOptions | None) -> DraftSource:
         from coli.drafts.graph import GraphOptions, GraphSource  # numba: only when it is needed
-        from coli.drafts.ngram_index import NgramIndex
         from coli.kernels.noise import gumbel
+
+        index = self._graph(path)
+        return GraphSource(index, options or GraphOptions(), noise=lambda at, ids: gumbel(seed, at, ids))
+
+    def _graph(self, path: Path) -> NgramIndex:
+        from coli.drafts.ngram_index import NgramIndex
 
         version = _version(path)
         known = self._graphs.get(path)
@@ -173,7 +191,7 @@ class SourceLibrary:
             index = NgramIndex.open(path, vocab_size=self._vocab_size, tokenizer=self._fingerprint())
             self._notice(f"graph drafts: {index.num_ids} ids from {path}, orders 1..{index.header.max_order}")
             known = self._graphs[path] = (version, index)
-        return GraphSource(known[1], options or GraphOptions(), noise=lambda at, ids: gumbel(seed, at, ids))
+        return known[1]
 
     def _corpus(self, path: Path, depth: int) -> SpanIndex | None:
         version = _version(path)

@@ -162,7 +162,8 @@ class Worker:
         self._thread = threading.Thread(target=self._main, name="coli-engine", daemon=True)
 
     def start(self) -> None:
-        self._slots = [_Slot(self._llm.new_session(self.context, self.num_slots)) for _ in range(self.num_slots)]
+        arguments = self.context, self.num_slots, self._drafts
+        self._slots = [_Slot(self._llm.new_session(*arguments)) for _ in range(self.num_slots)]
         self._thread.start()
 
     def submit(self, job: Job) -> None:

@@ -26,7 +26,7 @@ class MemoryLevel:
 
 @dataclass(frozen=True, slots=True)
 class ProcessMemory:
-    """Resident memory of this process: `anonymous_bytes` cannot be reclaimed, `file_bytes` are mapped file pages."""
+    """Memory of this process: `anonymous_bytes` is its own, swapped out or not, `file_bytes` are mapped file pages."""
 
     anonymous_bytes: int
     file_bytes: int
@@ -38,7 +38,7 @@ def process_memory(root: Path = Path("/")) -> ProcessMemory:
     """From /proc/self/status; zeros where there is none."""
     status = _fields(root / "proc/self/status")
     return ProcessMemory(
-        status.get("RssAnon:", 0) + status.get("RssShmem:", 0),
+        status.get("RssAnon:", 0) + status.get("RssShmem:", 0) + status.get("VmSwap:", 0),
         status.get("RssFile:", 0),
         status.get("VmSize:", 0),
         status.get("VmData:", 0),

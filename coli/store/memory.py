@@ -29,6 +29,11 @@ class MemoryNeeds:
     dense_bytes: int
     kv_bytes: int
     working_bytes: int
+    drafts_bytes: int = 0  # pages of mapped corpora and graphs
+
+    @property
+    def nbytes(self) -> int:
+        return self.dense_bytes + self.kv_bytes + self.working_bytes + self.drafts_bytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,7 +82,7 @@ def plan_memory(
     if ram is None and tightest is not None:
         reserve = int(min(max(tightest.limit_bytes * _RESERVE_SHARE, _RESERVE_BYTES[0]), _RESERVE_BYTES[1]))
         budget, source = max(0, tightest.room_bytes - reserve) + own, tightest.source
-    fixed = own + needs.dense_bytes + needs.kv_bytes + needs.working_bytes + _SLACK_BYTES
+    fixed = own + needs.nbytes + _SLACK_BYTES
     room = budget - fixed
     if room < smallest_experts_bytes:
         raise MemoryBudgetError(
@@ -85,7 +90,7 @@ def plan_memory(
             f"{megabytes(smallest_experts_bytes)}: {_remedy(ram, fixed + smallest_experts_bytes)}"
         )
     plan = MemoryPlan(budget, source, own, needs, _SLACK_BYTES, min(room, all_experts_bytes))
-    planned = needs.dense_bytes + needs.kv_bytes + needs.working_bytes + plan.experts_bytes
+    planned = needs.nbytes + plan.experts_bytes
     if ram is not None and tightest is not None and planned > tightest.room_bytes:
         raise MemoryBudgetError(
             f"memory: --ram {megabytes(ram)} plans {megabytes(planned)} more than the process has now, "
@@ -131,10 +136,11 @@ def _arithmetic(budget: int, source: str, own: int, needs: MemoryNeeds, slack: i
         ("dense weights", needs.dense_bytes),
         ("KV cache", needs.kv_bytes),
         ("buffers", needs.working_bytes),
+        ("corpora and graphs", needs.drafts_bytes),
         ("slack", slack),
     ]
     terms = " - ".join(f"{megabytes(count)} {name}" for name, count in parts if count)
-    left = budget - own - needs.dense_bytes - needs.kv_bytes - needs.working_bytes - slack
+    left = budget - own - needs.nbytes - slack
     return f"{megabytes(budget)} ({source}) - {terms} = {megabytes(left)} for experts"
 
 

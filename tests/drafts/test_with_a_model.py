@@ -89,3 +89,12 @@ def test_an_index_of_the_answers_drafts_as_corpus_and_as_graph(
         assert list(drafted) == ids
         assert forwards < NGEN // 3
         assert sources.counters[name].accepted > NGEN // 2
+
+
+def test_the_memory_plan_counts_mapped_indexes(tmp_path: Path):
+    opened = LLM.open(container("olmoe-base", "f32"), EngineOptions(), lambda line: None)
+    with opened as llm:
+        (tmp_path / "log").write_text("[TOKENS] 4 generated: 1 2 3 4\n")
+        build_index([str(tmp_path / "log")], tmp_path / "index", llm.tokenizer, llm.spec.vocab_size, BuildOptions())
+        llm.new_session(32, drafts=DraftOptions(corpus=tmp_path / "index"))
+        assert llm.load(32).plan.needs.drafts_bytes == (tmp_path / "index").stat().st_size

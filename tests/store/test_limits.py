@@ -103,6 +103,24 @@ def test_in_a_container_the_mount_itself_is_our_group(machine: Machine, path: st
     assert machine.tightest() == ("memory.max of cgroup /.", GB * 3 // 4)
 
 
+def test_swap_is_no_room(machine: Machine) -> None:
+    """Experts in swap would be slower than on the disk they came from: it does not raise the budget."""
+    machine.mounts(V2)
+    machine.write("proc/self/cgroup", "0::/a")
+    machine.write("sys/fs/cgroup/a/memory.max", 6 * GB)
+    machine.write("sys/fs/cgroup/a/memory.current", 2 * GB)
+    before = memory_levels(machine.root, rlimits={})
+    machine.write("proc/meminfo", f"{MEMINFO}SwapTotal: 8000000 kB\nSwapFree: 8000000 kB\n")
+    machine.write("sys/fs/cgroup/a/memory.swap.max", "max")
+    machine.write("sys/fs/cgroup/a/memory.swap.current", GB)
+    assert memory_levels(machine.root, rlimits={}) == before
+
+
+def test_what_is_swapped_out_still_counts_as_the_process_s(machine: Machine) -> None:
+    machine.write("proc/self/status", f"{STATUS}VmSwap: 300 kB\n")
+    assert process_memory(machine.root).anonymous_bytes == 1308 * 1024
+
+
 def test_rlimits_count(machine: Machine) -> None:
     levels = memory_levels(machine.root, rlimits={"RLIMIT_AS": 9_500 * 1024, "RLIMIT_DATA": 7_200 * 1024})
     assert [(level.source, level.room_bytes) for level in levels[:2]] == [

@@ -61,6 +61,12 @@ def test_a_budget_below_the_needs_is_refused_with_the_sum() -> None:
     assert plan(2_310_000_000, 6 * GB).experts_bytes >= GB // 10
 
 
+def test_mapped_corpora_come_out_of_the_budget() -> None:
+    plain, mapped = plan(4 * GB, 6 * GB), plan(4 * GB, 6 * GB, needs=MemoryNeeds(1 * GB, GB // 2, GB // 4, 64_000_000))
+    assert mapped.experts_bytes == plain.experts_bytes - 64_000_000
+    assert "64 MB corpora and graphs" in mapped.arithmetic()
+
+
 def test_auto_that_cannot_fit_is_refused() -> None:
     with pytest.raises(MemoryBudgetError, match=r"memory.max of cgroup /a.*free some memory"):
         plan(None, GB)
