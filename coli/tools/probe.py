@@ -67,7 +67,7 @@ def _read(places: list[tuple[Path, int]], block: int, seconds: float, *, direct:
     stop = time.perf_counter() + seconds
 
     def work(number: int) -> None:
-        rng = random.Random(number)
+        rng = random.Random()  # other places each time: a virtual disk's host keeps what was read before
         try:
             while time.perf_counter() < stop and not failures:
                 fd, last = rng.choice(opened)

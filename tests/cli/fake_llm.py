@@ -25,6 +25,7 @@ REPORT: dict[str, Any] = {
     "expert_bytes_read": 4_000_000,
     "bytes_per_token": 1_000_000,
     "reads": 9,
+    "prefetch": {"reads": 0, "used": 0},
     "major_faults": 0,
     "peak_memory_bytes": 2_000_000_000,
     "memory_budget_bytes": 6_000_000_000,

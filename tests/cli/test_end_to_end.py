@@ -13,7 +13,7 @@ FIELDS = {
     *("text", "token_ids", "finish_reason", "seed", "prompt_tokens", "generated_tokens", "forwards", "gate", "drafts"),
     *("tokens_per_forward", "ttft_s", "prefill_tps", "decode_tps", "expert_hit_rate", "pinned_hit_rate", "time_s"),
     *("expert_bytes_read", "bytes_per_token", "reads", "major_faults", "peak_memory_bytes", "memory_budget_bytes"),
-    *("settings", "bottleneck", "disk_bytes_per_s"),
+    *("settings", "bottleneck", "disk_bytes_per_s", "reading_bytes_per_s", "prefetch"),
 }
 
 
