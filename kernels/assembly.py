@@ -78,18 +78,56 @@ def group_text(m):
     return "\n".join(lines)
 
 
+def panel_text(m):
+    """The same for weights that are bytes already, (8, 64) u8, with float32 scales: operands as `emit_panel_group`."""
+    w, ws, xq, xs, xc, acc, ones = (f"${i}" for i in range(7))
+    lines = []
+    for j in range(8):
+        lines += [f"vmovdqu {64 * j + 32 * half}({w}), {at}" for half, at in enumerate((_LOW, _HIGH))]
+        for s in range(m):
+            lines.append(f"vpbroadcastd {32 * s + 4 * j}({xq}), {_X}")
+            lines += _step(s, j)
+    for s in range(m):
+        low, high = _sum(s, 0), _sum(s, 1)
+        lines += [
+            f"vpbroadcastd {4 * s}({xc}), {_X}",
+            f"vpmaddwd ({ones}), {low}, {low}",
+            f"vpmaddwd ({ones}), {high}, {high}",
+            f"vpaddd {_X}, {low}, {low}",
+            f"vpaddd {_X}, {high}, {high}",
+            f"vbroadcastss {4 * s}({xs}), {_X}",
+            f"vcvtdq2ps {low}, {low}",
+            f"vcvtdq2ps {high}, {high}",
+            f"vmulps ({ws}), {_X}, {_TMP}",
+            f"vmulps 32({ws}), {_X}, {_X}",
+            f"vfmadd213ps {64 * s}({acc}), {_TMP}, {low}",
+            f"vfmadd213ps {64 * s + 32}({acc}), {_X}, {high}",
+            f"vmovups {low}, {64 * s}({acc})",
+            f"vmovups {high}, {64 * s + 32}({acc})",
+        ]
+    return "\n".join(lines)
+
+
 def emit_group(b, m, weights, scales, x, x_scales, x_corrections, scratch):
     """Accumulate one group; all i8 pointers, see `group_text`."""
+    _emit(b, group_text(m), [weights, scales, x, x_scales, x_corrections, scratch])
+
+
+def emit_panel_group(b, m, weights, scales, x, x_scales, x_corrections, sums, ones):
+    """Accumulate one group of unpacked weights into sums (m, 16) f32; ones: 16 int16 of 1."""
+    _emit(b, panel_text(m), [weights, scales, x, x_scales, x_corrections, sums, ones])
+
+
+def _emit(b, text, operands):
     binding.initialize_native_asmparser()
-    operands = [weights, scales, x, x_scales, x_corrections, scratch]
     clobbered = ",".join(f"~{{xmm{i}}}" for i in range(16)) + ",~{memory}"
-    text = ir.InlineAsm(
+    block = ir.InlineAsm(
         ir.FunctionType(ir.VoidType(), [I8.as_pointer()] * len(operands)),
-        group_text(m),
+        text,
         "r," * len(operands) + clobbered,
         side_effect=True,
     )
-    b.call(text, operands)
+    b.call(block, operands)
 
 
 def emit_constants(b, scratch):

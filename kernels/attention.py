@@ -45,7 +45,7 @@ unpack2, unpack4, unpack5, unpack9, unpack11, unpack12 = (unpacker(n) for n in (
 
 K_AHEAD = 8192  # bytes by which keys are prefetched; values are prefetched one span ahead
 V_SPAN = 16384  # bytes of V per pass over the heads of a unit: half of the first-level cache
-QUERIES = 32  # (row, head) pairs that share a pass, at most, unless one row has more
+QUERIES = 24  # (row, head) pairs that share a pass, at most, unless one row has more: their scores stay in the L2 cache
 
 
 # ------------------------------------------------------------------ cache writes

@@ -16,10 +16,11 @@ import numpy as np
 from coli.kernels.activations import x_bytes
 from coli.kernels.microkernel import TILE, call_tile
 from coli.kernels.outer import OUTER, call_outer
+from coli.kernels.panel import MOST_BLOCKS, PANEL, call_panel, has_panel
 from coli.kernels.runtime import Stage, address, arguments, device, unpacker
 from coli.kernels.simd import fadd, load_f32x16, load_i64, stack, store_f32x16
 
-unpack6, tile_sums = unpacker(6), stack(1024)
+unpack7, tile_sums = unpacker(7), stack(1024 * MOST_BLOCKS)
 
 KIND_F32, KIND_Q8, KIND_Q4, KIND_MXFP4 = 0, 1, 2, 3
 WEIGHT_BYTES = (16 * 32 * 4, 512, 256, 256)  # per tile and group, by kind
@@ -31,8 +32,8 @@ __all__ = ["JOB_COLUMNS", "KIND_F32", "KIND_MXFP4", "KIND_Q4", "KIND_Q8", "job_t
 
 
 def _run_jobs(args, part, parts):
-    """args: jobs (J, 10), J, x, out, addresses of TILE and OUTER."""
-    jobs, count, x, out, tile, outer = unpack6(args, 0)
+    """args: jobs (J, 10), J, x, out, addresses of TILE, OUTER and PANEL."""
+    jobs, count, x, out, tile, outer, panel = unpack7(args, 0)
     total = 0
     for j in range(count):
         job = jobs + 80 * j
@@ -49,7 +50,17 @@ def _run_jobs(args, part, parts):
         done += tiles * cost
         if t0 < t1 and rows > 0:
             _run_tiles(
-                tile, outer, job, kind, t0, t1, groups, rows, x + load_i64(job + 48), out + 4 * load_i64(job + 56)
+                tile,
+                outer,
+                panel,
+                job,
+                kind,
+                t0,
+                t1,
+                groups,
+                rows,
+                x + load_i64(job + 48),
+                out + 4 * load_i64(job + 56),
             )
 
 
@@ -64,7 +75,7 @@ def _tile_cost(kind, groups, rows):
 
 
 @device
-def _run_tiles(tile, outer, job, kind, t0, t1, groups, rows, x, out):
+def _run_tiles(tile, outer, panel, job, kind, t0, t1, groups, rows, x, out):
     """Tiles t0 .. t1-1 of one job; blocks of activations are taken in spans that stay in the second-level cache."""
     weights, scales = load_i64(job + 8), load_i64(job + 16)
     stride, bias = load_i64(job + 64), load_i64(job + 72)
@@ -93,25 +104,38 @@ def _run_tiles(tile, outer, job, kind, t0, t1, groups, rows, x, out):
         sums = tile_sums()
         blocks = max(1, (rows + 15) // 16)
         base, extra = rows // blocks, rows % blocks
-        span = max(1, 262144 // (16 * groups * 40))
+        span = min(MOST_BLOCKS, max(1, 262144 // (16 * groups * 40)))
         step, scale_step = 512 if kind == 1 else 256, 16 if kind == 3 else 32
         for i0 in range(0, blocks, span):
             for t in range(t0, t1):
                 w, ws, o = weights + t * groups * step, scales + t * groups * scale_step, out + 64 * t
-                for i in range(i0, min(blocks, i0 + span)):
+                i1 = min(blocks, i0 + span)
+                if kind == 2 and rows > 16 and has_panel():
+                    first = i0 * base + min(i0, extra)
+                    o += 4 * first * stride
+                    call_panel(panel, i0, i1, base, extra, w, ws, x, groups, sums, o, 4 * stride)
+                    _write(sums, i1 * base + min(i1, extra) - first, bias, t, o, stride)
+                    continue
+                for i in range(i0, i1):
                     s0 = i * base + min(i, extra)
                     n = base + 1 if i < extra else base
                     call_tile(tile, kind, n, w, ws, x + s0 * groups * 40, groups, sums, 16)
-                    for s in range(n):
-                        v = load_f32x16(sums + 64 * s)
-                        if bias != 0:
-                            v = fadd(v, load_f32x16(bias + 64 * t))
-                        store_f32x16(o + 4 * (s0 + s) * stride, v)
+                    _write(sums, n, bias, t, o + 4 * s0 * stride, stride)
     if kind == 0 and bias != 0:
         for s in range(rows):
             for t in range(t0, t1):
                 o = out + 4 * s * stride + 64 * t
                 store_f32x16(o, fadd(load_f32x16(o), load_f32x16(bias + 64 * t)))
+
+
+@device
+def _write(sums, n, bias, t, out, stride):
+    """n sums of tile t to their rows of out."""
+    for s in range(n):
+        v = load_f32x16(sums + 64 * s)
+        if bias != 0:
+            v = fadd(v, load_f32x16(bias + 64 * t))
+        store_f32x16(out + 4 * s * stride, v)
 
 
 RUN_JOBS = Stage(_run_jobs)
@@ -129,7 +153,10 @@ def run_jobs(jobs: np.ndarray, x: np.ndarray, out: np.ndarray, threads: int) -> 
     assert out.dtype == np.float32
     assert out.flags.c_contiguous
     assert x.flags.c_contiguous
-    RUN_JOBS.run(arguments(address(jobs), len(jobs), address(x), address(out), TILE.address, OUTER.address), threads)
+    RUN_JOBS.run(
+        arguments(address(jobs), len(jobs), address(x), address(out), TILE.address, OUTER.address, PANEL.address),
+        threads,
+    )
 
 
 def job_table(count: int) -> np.ndarray:

@@ -67,24 +67,27 @@ def scaled(b, x, k):
     return b.mul(x, const(I64, k)) if k != 1 else x
 
 
+def prefetch(b, p, write=False):
+    """The line at the i8* p into the first-level cache."""
+    call(b, "llvm.prefetch.p0", ir.VoidType(), p, const(I32, int(write)), const(I32, 3), const(I32, 1))
+
+
 class Packed:
     """The weights of a tile as they are stored: unpacked in registers."""
 
     def __init__(self, b, kind, dot, native_half, wp, sp):
         self.b, self.kind, self.dot, self.native_half, self.wp, self.sp = b, kind, dot, native_half, wp, sp
 
-    def at(self, g):
-        """Go to group g (i64) and prefetch what lies ahead of it."""
+    def at(self, g, ahead=True):
+        """Go to group g (i64) and prefetch what lies ahead of it (always the scales, weights too if `ahead`)."""
         b, nbytes = self.b, WBYTES[self.kind]
         self.w, self.s = (
             plus(b, self.wp, scaled(b, g, nbytes)),
             plus(b, self.sp, scaled(b, g, SCALE_BYTES[self.kind] * ROWS)),
         )
-        ahead = [(self.w, PREFETCH + i) for i in range(0, nbytes, 64)]
-        ahead.append((self.s, PREFETCH // nbytes * SCALE_BYTES[self.kind] * ROWS))
-        for p, off in ahead:
-            # read, into L1, data
-            call(b, "llvm.prefetch.p0", ir.VoidType(), plus(b, p, off), const(I32, 0), const(I32, 3), const(I32, 1))
+        for i in range(0, nbytes if ahead else 0, 64):
+            prefetch(b, plus(b, self.w, PREFETCH + i))
+        prefetch(b, plus(b, self.s, PREFETCH // nbytes * SCALE_BYTES[self.kind] * ROWS))
 
     def chunk(self, steps):
         """What dot.prep makes of the weights of these steps (4 k each): step -> value."""

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from coli.kernels import activations, elementwise, experts, matmul, moe, routing
 from coli.kernels.tape import PHASES
 from coli.model.config import ModelSpec
-from coli.model.layers import TILE, Machine, Mlp, Projection, Rows, scaled_add, tile_padded
+from coli.model.layers import TILE, Machine, Mlp, Projection, Rows, scaled_add, spread, tile_padded
 from coli.model.loader import MoeWeights
 from coli.model.program import Ints, Program, SparsePoint
 from coli.store.container import ExpertLayout
@@ -63,7 +63,7 @@ class Moe:
         program.tape.phase = PHASES.index("experts")
         point, routing_weights = self._route(machine, self._router(machine, x), program)
         index = np.zeros((S, A), np.int64)
-        outputs = machine.buffers.rows("expert_outputs", S * A, tile_padded(H))
+        outputs = machine.buffers.rows("expert_outputs", S * A, spread(tile_padded(H)))
         self._matrices.record(machine, x, self._residency, point, index, outputs, program)
         point.sum_call = len(program.tape)
         program.points.append(point)
@@ -157,11 +157,11 @@ class ExpertMatrices:
         outputs: Rows,
         program: Program,
     ) -> None:
-        """Record plan, gate and up, swiglu, down: outputs (S*A, tile_padded(H)), placed as `index` (S, A) will say."""
+        """Record plan, gate and up, swiglu, down: outputs (S*A, >= H), placed as `index` (S, A) will say."""
         S, A = point.expert_ids.shape
         E, n, P = len(residency), len(self._parts) - 1, S * A
         tape, buffers = program.tape, machine.buffers
-        gate_up = buffers.rows("expert_gate_up", P, 2 * self._padded)
+        gate_up = buffers.rows("expert_gate_up", P, spread(2 * self._padded))
         hidden = buffers.rows("expert_hidden", P, self._width)
         rows_in, every_row = np.zeros(P, np.int64), np.arange(P, dtype=np.int64)
         most = min(E, P)

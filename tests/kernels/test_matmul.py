@@ -94,6 +94,15 @@ def test_a_row_has_the_same_bits_in_every_batch(kind):
         assert np.array_equal(bits(matrix.run(x[:rows])), bits(single[:rows])), rows
 
 
+@pytest.mark.parametrize("cols", [512, 1100])
+def test_many_rows_of_a_long_product_equal_single_ones(cols):
+    """Long enough to be cut: K in stretches, rows in spans."""
+    matrix, x = Matrix(KIND_Q4, 32, cols), inputs(150, cols)
+    single = np.concatenate([matrix.run(x[s : s + 1]) for s in range(150)])
+    for rows in (17, 31, 32, 33, 49, 150):
+        assert np.array_equal(bits(matrix.run(x[:rows], threads=2)), bits(single[:rows])), rows
+
+
 @KINDS
 @pytest.mark.parametrize("rows", [1, 7, 200])
 def test_threads_do_not_change_a_bit(kind, rows):
