@@ -68,6 +68,7 @@ def command(
     for notice in settings.notices:
         streams.notice(notice)
     from coli.tools.bench import BenchOptions, bench, check, measure_ceilings
+    from coli.tools.bench_forecast import BenchForecast
 
     options = BenchOptions(
         tests=_tests(n_prompt, n_gen, n_depth),
@@ -87,7 +88,8 @@ def command(
         check(path, options)
     ceilings = {} if no_probe else measure_ceilings(options.num_threads, engine, streams.progress)
     for path in paths:
-        for result in bench(path, engine, options, streams.notice, streams.progress, ceilings):
+        expected = BenchForecast(path, ceilings)
+        for result in bench(path, engine, options, streams.notice, streams.progress, ceilings, expected):
             streams.clear_progress()
             show.result(result)
     show.end()
@@ -167,8 +169,15 @@ def cells(result: Mapping[str, Any]) -> list[str]:
         percent(result["bandwidth_share"]),
         percent(result["integer_share"]),
         percent(result["time_shares"]["python"]),
-        "-" if result["forecast_ts"] is None else f"{result['forecast_ts']:.2f}",
+        _band(result["forecast_ts"]),
     ]  # fmt: skip
+
+
+def _band(ends: tuple[float, float] | None) -> str:
+    if ends is None:
+        return "-"
+    slow, fast = (f"{end:.3g}" for end in ends)
+    return slow if slow == fast else f"{slow} .. {fast}"
 
 
 class _Csv:
@@ -184,7 +193,7 @@ class _Csv:
             self._begun = True
             writer.writerow(result)
         writer.writerow(
-            json.dumps(v) if isinstance(v, list | dict) else "" if v is None else v for v in result.values()
+            json.dumps(v) if isinstance(v, list | tuple | dict) else "" if v is None else v for v in result.values()
         )
         self._write(buffer.getvalue())
 

@@ -35,12 +35,13 @@ from coli.process_use import peak_memory_bytes
 from coli.processors import processor_name, usable_cores
 from coli.store.container import Container
 from coli.store.layout import MatrixShape
+from coli.tools.probe import memory_speed
 
 SEED = 1
 HIGHEST_ID = 32_000  # of the random ids: behind it vocabularies hold rare pieces and placeholders
 WARM, COLD = "warm", "cold"
 
-Forecast = Callable[[LLM, "Test"], float | None]  # expected tokens per second
+Forecast = Callable[[LoadedModel, "Test"], tuple[float, float] | None]  # expected tokens per second, from .. to
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,10 +81,12 @@ class BenchOptions:
 
 @dataclass(frozen=True, slots=True)
 class Ceiling:
-    """What the machine reached on so many threads; 0: not measured."""
+    """What the machine reached on so many threads; 0: not measured. `weights_bytes_per_s` are those of a product of one
+    row, which `coli plan` reckons with."""
 
     read_bytes_per_s: float = 0.0
     macs_per_s: float = 0.0
+    weights_bytes_per_s: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,7 +140,7 @@ def bench(
     notice: Callable[[str], None],
     progress: Callable[[str], None] = lambda line: None,
     ceilings: Mapping[int, Ceiling] | None = None,
-    forecast: Forecast = lambda llm, test: None,
+    forecast: Forecast = lambda loaded, test: None,
 ) -> Iterator[dict[str, Any]]:
     """A JSON-ready result for every combination, as soon as it is measured.
 
@@ -173,7 +176,7 @@ def measure_ceilings(
     found = {}
     for threads in dict.fromkeys(counts):
         progress(f"measuring memory and processor on {threads} threads")
-        found[threads] = Ceiling(probe.read_bandwidth(threads), probe.integer_rate(threads))
+        found[threads] = Ceiling(probe.read_bandwidth(threads), probe.integer_rate(threads), memory_speed(threads))
     with suppress(OSError):  # Linux: forget the peak so far
         Path("/proc/self/clear_refs").write_text("5")
     return found
@@ -297,7 +300,8 @@ class _Runner:
             "bandwidth_share": _share(speed * work.bytes_per_id * bool(test.n_gen), self._ceiling.read_bytes_per_s),
             "integer_share": _share(speed * work.macs_per_id, self._ceiling.macs_per_s),
             "time_shares": {name: round(value, 6) for name, value in sorted(shares.items())},
-            "forecast_ts": self._forecast(llm, test),
+            # what is planned is a running model, not one whose caches are still empty
+            "forecast_ts": None if self._state == COLD else self._forecast(loaded, test),
         }
 
 

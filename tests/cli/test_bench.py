@@ -11,6 +11,8 @@ from containers import container
 from coli.builtin import DEMO_MODEL
 from coli.options import EngineOptions
 from coli.tools import bench
+from coli.tools.bench_forecast import BenchForecast
+from coli.tools.sizes import model_sizes
 
 QUICK = ("--no-probe", "-r", "2", "-t", "1", "--quiet")
 LLAMA_BENCH = {
@@ -53,6 +55,17 @@ def test_every_combination_has_llama_bench_s_fields_and_ours(coli, nothing_writt
         assert result["expert_hit_rate"] == 1.0  # warm, and there is room for all
         assert result["bytes_per_token"] == 0
         assert result["bandwidth_share"] is result["forecast_ts"] is None
+
+
+def test_decoding_has_the_plan_s_forecast_beside_it():
+    options = bench.BenchOptions(tests=(bench.Test(4, 0, 0), bench.Test(0, 4, 0)), threads=(1,), repetitions=1)
+    expected = BenchForecast(DEMO_MODEL, {1: bench.Ceiling(weights_bytes_per_s=1e9)})
+    engine = EngineOptions(usage_save=False, gate_save=False)
+    prompt, decoding = bench.bench(DEMO_MODEL, engine, options, print, forecast=expected)
+    sizes = model_sizes(DEMO_MODEL)
+    tps = 1e9 / (sizes.dense_read_bytes + sizes.cycle_bytes)
+    assert prompt["forecast_ts"] is None
+    assert decoding["forecast_ts"] == pytest.approx((tps, tps), abs=1e-3)  # there is room for all
 
 
 def test_sizes_and_parameters_are_the_container_s(coli):
