@@ -2,7 +2,7 @@
 
     python scripts/measure_prefetch.py [MODEL] [--cap 10] [--io direct,pread] [--rounds 9] [--tokens 120]
 
-MODEL is a container (default: the demo model), `--cap` the experts a layer may hold. All answers must have the same ids.
+MODEL is a container (default: the demo model), `--cap` the experts a layer may hold. All answers have the same ids.
 Counts do not depend on the load; of the speeds the ratio within a round counts. The first round warms up.
 """
 
