@@ -290,8 +290,8 @@ def compare(args: argparse.Namespace, files: Sequence[Path], record: int, limit:
         f"Decoding within {size(limit)} each, {args.tokens} ids a round, {args.rounds} rounds; raw direct reads "
         f"{size(median(speeds))}/s:\n\n"
         "| engine | tok/s | times llama.cpp | hit rate | read per token | GB/s | while reading | of raw | "
-        "waiting for reads | replay / read | open, s | load, s | touch, s | resident at most | group's peak | "
-        "killed |\n|" + "---|" * 16,
+        "waiting for reads | step / longer | replay / read | open, s | load, s | touch, s | resident at most | "
+        "group's peak | killed |\n|" + "---|" * 17,
         *lines,
     )
 
@@ -317,10 +317,17 @@ def _row(engine: Engine, rival: Engine | None, count: int) -> str:
         f"{percent(median(hits)) if None not in hits else '-'} | "
         f"{size(median(one['bytes'] for one in rounds) / count)} | {median(rates) / 1e9:.2f} | "
         f"{median(reading) / 1e9:.2f} | {median(shares):.0%} ({min(shares):.0%}-{max(shares):.0%}) | "
-        f"{waiting} | {'-' if replayed is None else f'{replayed:.3f}'} | {engine.start['open_s']:.2f} | "
-        f"{engine.start['load_s']:.1f} | {engine.start['touch_s']:.1f} | {size(rounds[-1]['resident'])} | "
-        f"{size(engine.group.peak_bytes())} | {engine.group.kills()} |"
+        f"{waiting} | {_overlap(rounds)} | {'-' if replayed is None else f'{replayed:.3f}'} | "
+        f"{engine.start['open_s']:.2f} | {engine.start['load_s']:.1f} | {engine.start['touch_s']:.1f} | "
+        f"{size(rounds[-1]['resident'])} | {size(engine.group.peak_bytes())} | {engine.group.kills()} |"
     )
+
+
+def _overlap(rounds: Sequence[dict[str, Any]]) -> str:
+    """The steps' time over the longer of its two parts: reads under way, and everything but waiting for them."""
+    if rounds[0]["reading_s"] is None:
+        return "-"
+    return f"{median(one['seconds'] / max(one['reading_s'], one['seconds'] - one['wait_s']) for one in rounds):.2f}"
 
 
 def budgets(args: argparse.Namespace, limits: Sequence[int]) -> None:
