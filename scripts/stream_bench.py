@@ -334,7 +334,14 @@ def budgets(args: argparse.Namespace, limits: Sequence[int]) -> None:
     """Decoding at several limits in direct mode, the store filled by a prefill of 256 ids first."""
     from coli.cli.report_lines import percent, size
 
-    context, lines = 256 + 3 * args.tokens + 64, []
+    if not limits:
+        return
+    context = 256 + 3 * args.tokens + 64
+    head = (
+        "| limit | tok/s | hit rate | read per token | GB/s while reading | waiting for reads | resident at most | "
+        "group's peak | load, s | touch, s | killed |\n|"
+    )
+    tell(args, f"Budgets, direct, {2 * args.tokens} ids each:\n\n{head}" + "---|" * 11, more=True)
     for limit in limits:
         engine = None
         try:
@@ -344,53 +351,54 @@ def budgets(args: argparse.Namespace, limits: Sequence[int]) -> None:
             engine.ask("decode", args.tokens)
             done = engine.ask("decode", 2 * args.tokens)
             reading = done["bytes"] / (done["reading_s"] or done["seconds"]) / 1e9
-            lines.append(
+            row = (
                 f"| {size(limit)} | {2 * args.tokens / done['seconds']:.3f} | {percent(done['hit_rate'])} | "
                 f"{size(done['bytes'] / 2 / args.tokens)} | {reading:.2f} | {done['wait_s'] / done['seconds']:.0%} | "
                 f"{size(done['resident'])} | {size(engine.group.peak_bytes())} | {engine.start['load_s']:.1f} | "
                 f"{engine.start['touch_s']:.1f} | {engine.group.kills()} |"
             )
         except SystemExit as refused:
-            lines.append(f"| {size(limit)} | {refused} |" + " |" * 9)
+            if not isinstance(refused.code, str):  # a signal, not an engine that gave up
+                raise
+            row = f"| {size(limit)} | {refused} |" + " |" * 9
         finally:
             if engine is not None:
                 engine.close()
-    if lines:
-        head = (
-            "| limit | tok/s | hit rate | read per token | GB/s while reading | waiting for reads | resident at most | "
-            "group's peak | load, s | touch, s | killed |\n|"
-        )
-        tell(args, f"Budgets, direct, {2 * args.tokens} ids each:\n\n{head}" + "---|" * 11, *lines)
+        tell(args, row, more=True)
+    tell(args)
 
 
 def chunks(args: argparse.Namespace, limit: int) -> None:
     """Prompts in chunks of several sizes from a cold store."""
     from coli.cli.report_lines import size
 
-    lines = []
+    if not args.chunks:
+        return
+    head = "| prompt | chunk | tok/s | read | peak | killed |\n|" + "---|" * 6
+    tell(args, f"Prefill by chunk, direct, within {size(limit)}:\n\n{head}", more=True)
     for pair in args.chunks:
         prompt, chunk = map(int, pair.split(":"))
         worker_args = ("coli", str(args.container), "direct", str(args.threads), str(prompt + 64), str(chunk))
         engine = Engine(f"chunk {prompt} {chunk}", sys.executable, worker_args, limit)
         try:
             done = engine.ask("prefill", prompt)
-            lines.append(
+            row = (
                 f"| {prompt} | {chunk} | {prompt / done['seconds']:.1f} | {size(done['bytes'])} | "
                 f"{size(engine.group.peak_bytes())} | {engine.group.kills()} |"
             )
         finally:
             engine.close()
-    if lines:
-        head = "| prompt | chunk | tok/s | read | peak | killed |\n|" + "---|" * 6
-        tell(args, f"Prefill by chunk, direct, within {size(limit)}:\n\n{head}", *lines)
+        tell(args, row, more=True)
+    tell(args)
 
 
-def tell(args: argparse.Namespace, *lines: str) -> None:
-    text = "\n".join(lines) + "\n"
-    print(text, flush=True)
+def tell(args: argparse.Namespace, *lines: str, more: bool = False) -> None:
+    """A paragraph to standard output and the file; `more`: it goes on."""
+    text = "\n".join(lines) + ("\n" if more else "\n\n")
+    print(text, end="", flush=True)
     if args.output:
         with args.output.open("a") as file:
-            file.write(f"{text}\n")
+            file.write(text)
 
 
 def _listed(text: str) -> list[str]:
