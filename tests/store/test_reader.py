@@ -90,6 +90,44 @@ def test_a_record_wanted_twice_is_read_once(tmp_path: Path) -> None:
     store.close()
 
 
+def test_a_guess_that_no_reader_began_is_called_off(tmp_path: Path) -> None:
+    gates: list[Gates] = []
+
+    def wrap(places: RecordPlaces) -> RecordPlaces:
+        gates.append(Gates(places, {3}))
+        return gates[0]  # type: ignore[return-value]
+
+    store = make_store(write_records(tmp_path, L, E), E, 20, wrap=wrap, reader_threads=1, prefetch_slots=2)
+    items = store.fetch(0, np.array([[3]]), prefill=False)
+    store.prefetch(1, [1, 2])
+    store.prefetch(1, [2, 4])
+    gates[0].open(3)
+    assert [ids.tolist() for ids in items] == [[3]]
+    assert sorted(consume(store, 1, np.array([[2, 5]]))) == [2, 5]
+    assert E + 1 not in gates[0].started
+    assert store.stats().prefetched - store.stats().prefetch_hits <= 1
+    store.close()
+
+
+def test_the_time_with_reads_under_way_is_counted(tmp_path: Path) -> None:
+    gates: list[Gates] = []
+
+    def wrap(places: RecordPlaces) -> RecordPlaces:
+        gates.append(Gates(places, {3}))
+        return gates[0]  # type: ignore[return-value]
+
+    store = make_store(write_records(tmp_path, L, E), E, 20, wrap=wrap)
+    assert store.stats().reading_s == 0
+    items = store.fetch(0, np.array([[3]]), prefill=False)
+    early = store.stats().reading_s
+    assert store.stats().reading_s > early
+    gates[0].open(3)
+    assert [ids.tolist() for ids in items] == [[3]]
+    late = store.stats().reading_s
+    assert store.stats().reading_s == late
+    store.close()
+
+
 def test_demanded_reads_overtake_prefetched_ones() -> None:
     order: list[int] = []
     hold = threading.Event()
