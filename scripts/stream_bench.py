@@ -379,15 +379,21 @@ def chunks(args: argparse.Namespace, limit: int) -> None:
     for pair in args.chunks:
         prompt, chunk = map(int, pair.split(":"))
         worker_args = ("coli", str(args.container), "direct", str(args.threads), str(prompt + 64), str(chunk))
-        engine = Engine(f"chunk {prompt} {chunk}", sys.executable, worker_args, limit)
+        engine = None
         try:
+            engine = Engine(f"chunk {prompt} {chunk}", sys.executable, worker_args, limit)
             done = engine.ask("prefill", prompt)
             row = (
                 f"| {prompt} | {chunk} | {prompt / done['seconds']:.1f} | {size(done['bytes'])} | "
                 f"{size(engine.group.peak_bytes())} | {engine.group.kills()} |"
             )
+        except SystemExit as refused:
+            if not isinstance(refused.code, str):
+                raise
+            row = f"| {prompt} | {chunk} | {refused} | | | |"
         finally:
-            engine.close()
+            if engine is not None:
+                engine.close()
         tell(args, row, more=True)
     tell(args)
 
