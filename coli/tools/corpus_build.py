@@ -5,6 +5,7 @@ Both commands write the same kind of file; they differ in what they are usually 
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import hashlib
 from collections.abc import Sequence
@@ -16,10 +17,10 @@ import numpy as np
 
 from coli.drafts.index_file import ARRAYS, DEPTH, HEADER_BYTES, IndexHeader
 from coli.drafts.ngram_index import NgramIndex
-from coli.errors import CorpusError, OptionError
+from coli.errors import ColiError, CorpusError, OptionError
 from coli.tools.corpus_encoding import Encoder
 from coli.tools.corpus_inputs import find_inputs
-from coli.tools.corpus_shards import Progress, Tokens, joined, no_progress, remove_work_folder, tokenize
+from coli.tools.corpus_shards import Progress, Tokens, joined, no_progress, remove_work_folder, tokenize, work_folder
 from coli.tools.index_writer import IndexOptions, write_index
 
 
@@ -93,16 +94,21 @@ def _tokenize(
     options: BuildOptions,
     progress: Progress,
 ) -> Tokens:
-    tokens = tokenize(
-        find_inputs(names, options.kind),
-        target,
-        encoder,
-        vocab_size=vocab_size,
-        field=options.field,
-        piece_chars=options.piece_chars,
-        banned=options.banned,
-        progress=progress,
-    )
+    try:
+        tokens = tokenize(
+            find_inputs(names, options.kind),
+            target,
+            encoder,
+            vocab_size=vocab_size,
+            field=options.field,
+            piece_chars=options.piece_chars,
+            banned=options.banned,
+            progress=progress,
+        )
+    except ColiError:
+        with contextlib.suppress(OSError):  # it stays where there are shards to go on from
+            work_folder(target).rmdir()
+        raise
     if not (tokens.ids >= 0).any():
         remove_work_folder(target)
         raise CorpusError(f"{', '.join(names)}: empty: no text and no ids to index")

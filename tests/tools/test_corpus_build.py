@@ -191,6 +191,7 @@ def test_what_is_wrong_with_an_input_is_one_line_and_leaves_nothing(
     assert "\n" not in str(caught.value)
     assert not (tmp_path / "out.graph").exists()
     assert not (tmp_path / "out.graph.tmp").exists()
+    assert not (tmp_path / "out.graph.partial").exists()
 
 
 def test_names_that_lead_nowhere_are_refused(tmp_path: Path):
