@@ -11,12 +11,21 @@ PRIOR_WEIGHT = 4.0  # observations the coarser estimate counts as
 OTHER_PRIOR = 0.4
 # Before anything was seen. The seed's prior for lookups is 0.5; forced bytes and frozen spans have earned more.
 PRIORS = {"grammar": 0.8, "corpus": 0.6, "mtp": 0.7, "ngram": 0.5, "graph": 0.4}
+COPIES, SHORTEST_COPY = ("corpus", "ngram"), 2  # sources whose match length is one, and the ids it counts from
 _MATCHES = (0, 1, 2, 3, 4, 5, 6, 7, 8, 8, 8, 8, 9, 9, 9, 9, 10)  # bucket by match length, longer ones last
 _DEPTHS = (0, 1, 2, 3, 3, 4, 4, 4, 4, 5)  # bucket by depth, deeper ones last
 
 _ALL = -1  # in a key: any match length, any depth
 
 Cell = list[float]  # judged, accepted; both discounted
+
+
+def _prior(source: str, length: int) -> float:
+    """Before anything was seen: a copy is the likelier to go on, the more ids agree already."""
+    prior = PRIORS.get(source, OTHER_PRIOR)
+    if source not in COPIES or length <= SHORTEST_COPY:
+        return prior
+    return 1 - (1 - prior) * 4 / (4 + length - SHORTEST_COPY)
 
 
 class Acceptance:
@@ -45,11 +54,12 @@ class Acceptance:
         level = _DEPTHS[depth] if depth < len(_DEPTHS) else _DEPTHS[-1]
         found = self._found.get((source, match, level))
         if found is None:
+            prior = _prior(source, match_length + depth)
             every, length, finest = (
                 self._cells.setdefault(key, [0.0, 0.0])
                 for key in ((source, _ALL, _ALL), (source, match, _ALL), (source, match, level))
             )
-            found = self._found[source, match, level] = PRIORS.get(source, OTHER_PRIOR), (every, length, finest)
+            found = self._found[source, match, level] = prior, (every, length, finest)
         return found
 
     def table(self) -> dict[str, float]:

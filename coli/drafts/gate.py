@@ -16,6 +16,8 @@ from coli.drafts.costs import MAX_ROWS, RowCosts
 
 # Draft tokens of one forward. Every new number of rows has to be prepared for once, so that large ones are few.
 SIZES = (1, 2, 3, 4, 5, 6, 7, 8, 10, 12, 16, 24, 32, 48, 63)
+FEW_SIZES = (3, 8, 16, 32)  # where that takes long
+DEAR_PREPARATION = 4.0  # plain forwards
 
 OPENING_GAIN = 1.08  # expected tokens per plain forward's time from which drafting begins
 CLOSING_GAIN = 1.02  # and below which it ends
@@ -191,7 +193,8 @@ class Gate:
         """
         known = self._prepared
         if self._for_preparing > 0:
-            sizes = [size for size in SIZES if size <= count]
+            dear = self._preparation() > DEAR_PREPARATION
+            sizes = [s for s in SIZES if s <= count and (not dear or s in FEW_SIZES or s + 1 in known)]
         else:
             sizes = [size for size in SIZES if size <= count and size + 1 in known]
         return [*sizes, count] if count not in SIZES and count + 1 in known else sizes

@@ -4,7 +4,11 @@ from coli.drafts.acceptance import PRIORS, Acceptance
 
 
 def test_before_anything_is_seen_the_priors_hold():
-    assert Acceptance().probability("corpus", 5, 0) == PRIORS["corpus"]
+    assert Acceptance().probability("corpus", 2, 0) == PRIORS["corpus"]
+    assert Acceptance().probability("grammar", 9, 0) == PRIORS["grammar"]
+    longer = [Acceptance().probability("ngram", length, 0) for length in (2, 3, 8, 32)]
+    assert longer == sorted(longer)
+    assert longer[-1] < 0.95
     assert 0 < Acceptance().probability("a new source", 0, 60) < 1
 
 
