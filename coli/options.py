@@ -173,7 +173,7 @@ TABLE: tuple[Setting, ...] = (
     Setting("corpus_minacc", "drafts", "int", 50, "pause the corpus below this acceptance in percent",
             "--corpus-minacc", _env("COLI_CORPUS_MINACC"), Bounds(0, 100), counter="drafts.corpus"),
     Setting("draft", "drafts", "int", None, "n-gram and MTP tokens per forward at most; 0 is off", "--draft",
-            _env("DRAFT"), Bounds(0, 63), default_text="0; the gate decides with `--gate auto`",
+            _env("DRAFT"), Bounds(0, 63), default_text="the gate decides; 0 with `--gate seed`",
             counter="drafts.ngram"),
     Setting("mtp", "drafts", "bool", None, "draft with the model's own MTP head", "--mtp/--no-mtp", _env("MTP"),
             default_text="on when present", counter="drafts.mtp", later=_MTP),
@@ -201,7 +201,7 @@ TABLE: tuple[Setting, ...] = (
     Setting("entropy_penalty", "drafts", "float", 0.5, "attentive: what an uncertain context loses",
             "--entropy-penalty", _env("SPECULANT_DRAFT__ENTROPY_PENALTY"), Bounds(-1000, 1000),
             counter="drafts.graph.mean_probability"),
-    Setting("gate", "drafts", "choice", "seed",
+    Setting("gate", "drafts", "choice", "auto",
             "which drafts are worth a forward: auto weighs measured costs, seed by fixed thresholds, always all",
             "--gate", _env("COLI_GATE"), _choices("auto", "seed", "always"), counter="gate"),
     Setting("gate_file", "drafts", "path", None, "file in which `--gate auto` keeps what row counts cost", "",
@@ -461,7 +461,7 @@ class DraftOptions:
     draft: int | None = None
     mtp: bool | None = None
     graph: Path | None = None
-    gate: str = "seed"
+    gate: str = "auto"
     accept: str = "match"
     knobs: GraphKnobs = GraphKnobs()
 

@@ -220,7 +220,9 @@ def main() -> int:
     parser.add_argument("--rounds", type=int, default=1)
     parser.add_argument("--threads", type=int)
     args = parser.parse_args()
-    common = ["--temp", "0"] if args.threads is None else ["--temp", "0", "--threads", str(args.threads)]
+    common = ["--temp", "0", "--gate", "seed"]  # what a fixed depth gives; the measured gate: measure_gate.py
+    if args.threads is not None:
+        common += ["--threads", str(args.threads)]
     coli(args.model, [*common, "--ngen", "16", "--draft", "8"], PROSE)
     print("| " + " | ".join(COLUMNS) + " |\n|" + "---|" * len(COLUMNS), flush=True)
     same = True

@@ -86,12 +86,12 @@ def compare(options: EngineOptions, streams: Streams) -> tuple[str, list[Row]]:
         with LLM.open(DEMO_MODEL, options, notice) as llm:
             first = _answer(llm, DraftOptions(enabled=False))
             corpus.write_text(" ".join(map(str, first.token_ids)) + "\n")
-            together = DraftOptions(grammar=grammar, corpus=corpus, corpus_minacc=0, draft=8)
+            together = DraftOptions(grammar=grammar, corpus=corpus, corpus_minacc=0, draft=8, gate="seed")
             ways = [
                 plain,
-                ("grammar", DraftOptions(grammar=grammar)),
-                ("n-grams", DraftOptions(draft=8)),
-                ("corpus (this answer, replayed)", DraftOptions(corpus=corpus, corpus_minacc=0)),
+                ("grammar", DraftOptions(grammar=grammar, gate="seed")),
+                ("n-grams", DraftOptions(draft=8, gate="seed")),
+                ("corpus (this answer, replayed)", DraftOptions(corpus=corpus, corpus_minacc=0, gate="seed")),
                 ("all three", together),
             ]
             rows = [_row(llm, way, drafts, first, streams) for way, drafts in ways]

@@ -22,7 +22,7 @@ def test_lengths_and_depths_are_told_apart_and_unseen_ones_follow_the_source():
     assert acceptance.probability("corpus", 8, 0) > 0.85
     assert acceptance.probability("corpus", 8, 30) < 0.15
     assert 0.2 < acceptance.probability("corpus", 5, 0) < 0.5
-    assert acceptance.probability("ngram", 3, 0) == PRIORS["ngram"]
+    assert acceptance.probability("ngram", 2, 0) == PRIORS["ngram"]
 
 
 def test_what_changed_is_noticed_within_some_dozens_of_tokens():

@@ -84,7 +84,7 @@ def test_an_index_of_the_answers_drafts_as_corpus_and_as_graph(
     build_index([str(tmp_path / "log")], tmp_path / "index", llm.tokenizer, llm.spec.vocab_size, BuildOptions())
     library = SourceLibrary(llm.spec.vocab_size, lambda: fingerprint, lambda line: None)
     for name in ("corpus", "graph"):
-        sources = library.sources(DraftOptions(**{name: tmp_path / "index"}), seed=3)
+        sources = library.sources(DraftOptions(**{name: tmp_path / "index"}, gate="seed"), seed=3)
         drafted, forwards = run(llm, monkeypatch, sources, temperature)
         assert list(drafted) == ids
         assert forwards < NGEN // 3
