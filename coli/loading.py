@@ -24,7 +24,7 @@ from coli.store.expert_store import ExpertStore
 from coli.store.memory import MemoryNeeds, MemoryPlan, plan_memory
 from coli.store.opening import cached_share, open_store
 from coli.store.pins import pinned_experts
-from coli.store.stats import TraceSink
+from coli.store.stats import StoreGlance, TraceSink
 from coli.store.usage import UsageFile, UsageHistory
 
 Notice = Callable[[str], None]
@@ -85,6 +85,10 @@ class LoadedModel:
             prefetched=stats.prefetched,
             prefetch_hits=stats.prefetch_hits,
         )
+
+    def glance(self) -> StoreGlance | None:
+        """Counters and residency for another thread; None without routed experts."""
+        return None if self.store is None else self.store.glance()
 
     def cache_state(self) -> str:
         """What a response starts from: experts in memory, and how much of the files the system holds."""

@@ -168,6 +168,11 @@ class TreeSources:
         assert gate is not None
         return self._drafting_s > DRAFTING_SHARE * self._forward_s + max(gate.seconds_gained, 0.0)
 
+    def source_of(self, index: int) -> str:
+        """Who proposed token `index` of the last proposal; of several the first in authority."""
+        assert self._trie is not None
+        return self.sources[min(owner for owner, _, _ in self._trie.owners[self._order[index]])].name
+
     def judged(self, proposal: DraftTree, kept: Sequence[int], judged: int) -> None:
         """Tell each source how its part of the last proposal fared."""
         trie = self._trie

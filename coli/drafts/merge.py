@@ -107,6 +107,10 @@ class MergedSources:
     def alongside(self, responses: int) -> None:
         """The next forward is shared by so many responses: nothing here depends on it."""
 
+    def source_of(self, index: int) -> str:
+        """Who proposed token `index` of the last proposal."""
+        return self._owners[index].name
+
     def judged(self, proposal: DraftTree, kept: Sequence[int], judged: int) -> None:
         """Tell each source how its part of the last proposal fared.
 

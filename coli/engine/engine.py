@@ -45,6 +45,10 @@ class Drafter(Protocol):
 
     def propose(self, limit: int) -> Proposal | None: ...
 
+    def source_of(self, index: int) -> str:
+        """Who proposed token `index` of the last proposal; asked between `propose` and `commit`."""
+        ...
+
     def judged(self, proposal: Proposal, kept: Sequence[int], judged: int) -> None:
         """What became of the last proposal: indices of the accepted drafts, and how many were compared."""
         ...

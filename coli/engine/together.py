@@ -7,18 +7,31 @@ only. Called from the thread that calls the model.
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
+from dataclasses import dataclass
 
 import numpy as np
 
-from coli.engine.engine import MAX_ROWS, Committer, Drafter, Engine, Limits, SharedForward, plan_step
+from coli.engine.engine import MAX_ROWS, Committer, Drafter, Engine, Limits, SharedForward, Step, plan_step
 from coli.engine.sampling import Sampler
 from coli.engine.session import Model, Session
 from coli.engine.stats import RunStats
+from coli.engine.verify import Verdict
 from coli.errors import NumericError
 
 
+@dataclass(frozen=True, slots=True)
+class Origin:
+    """Where a committed id comes from: a draft of `source`, or the target (None) where `rejected` drafts had failed."""
+
+    source: str | None = None
+    rejected: int = 0
+
+
 class Running:
-    """One response on its session; `prefill` to its end first, then `step_together` until `ended`."""
+    """One response on its session; `prefill` to its end first, then `step_together` until `ended`.
+
+    `origins`: of the ids committed so far, in their order.
+    """
 
     def __init__(
         self,
@@ -34,6 +47,7 @@ class Running:
         self.error: NumericError | None = None
         self._engine, self._prompt_ids = engine, tuple(prompt_ids)
         self.commit = Committer(session, limits, sampler, stats)
+        self.origins: list[Origin] = []
 
     @property
     def ended(self) -> bool:
@@ -55,7 +69,15 @@ class Running:
             self.commit.ended = True
             return
         self.commit(self._engine.sample(self.sampler, logits, len(session.token_ids)))
+        self.origins += [Origin()] * stats.generated_tokens
         stats.ttft_s = time.perf_counter() - began
+
+    def committed(self, step: Step, verdict: Verdict) -> None:
+        """Note where the ids of one step come from."""
+        accepted = [Origin(self.drafter.source_of(row - 1)) for row in verdict.kept_rows[1:]]
+        last = Origin(None, len(step.token_ids) - len(verdict.kept_rows))
+        count = self.stats.generated_tokens - len(self.origins)
+        self.origins += [*accepted, last][:count]
 
     def take(self) -> list[int]:
         """The ids committed since the last call."""
@@ -96,6 +118,7 @@ def step_together(model: Model, engine: Engine, running: Sequence[Running]) -> N
                 verdict = engine.judge(
                     step, logits[at : at + count], each.session, each.sampler, each.drafter, each.stats, each.commit
                 )
+            each.committed(step, verdict)
             kept += [at + row for row in verdict.kept_rows]
             committed[index] = len(verdict.token_ids)
             if len(running) == 1:

@@ -28,9 +28,11 @@ from coli.errors import ContextLengthError
 from coli.grammar.load import LoadedGrammar
 from coli.llm import LLM
 from coli.options import GenerateOptions
-from coli.server import bodies, metrics, streams
+from coli.server import bodies, metrics, page, streams
 from coli.server.failures import http_error
 from coli.server.guard import App, Guard, HttpError, read_body
+from coli.server.live import MAX_WATCHERS, EngineView
+from coli.server.logprobs import TokenLogprob
 from coli.server.requests import (
     ChatRequest,
     CompletionRequest,
@@ -41,7 +43,7 @@ from coli.server.requests import (
     TokenizeRequest,
 )
 from coli.server.tool_calls import parse_calls
-from coli.server.worker import Done, Event, Failed, Job, TokenLogprob, Worker
+from coli.server.worker import Done, Event, Failed, Job, Worker
 from coli.text.prompt import chat_ids, plain_ids
 
 Body = TypeVar("Body", bound=BaseModel)
@@ -68,6 +70,7 @@ class Api:
         self._json_grammar = (GRAMMARS / "json.gbnf").read_text()
         self._started = int(time.time())
         self._registry = metrics.registry(worker)
+        self.view = EngineView(llm, worker, options.model_name)
 
     def app(self) -> App:
         endpoints: list[tuple[str, str, Callable[[Request], Awaitable[Response]]]] = [
@@ -81,10 +84,13 @@ class Api:
             ("POST", "/detokenize", self.detokenize),
             ("GET", "/props", self.props),
             ("GET", "/metrics", self.metrics),
+            ("GET", "/engine", self.engine),
+            ("GET", "/engine/events", self.engine_events),
+            *(("GET", path, page.file) for path in page.PATHS),
         ]
         routes = [Route(path, _answering(endpoint), methods=[method]) for method, path, endpoint in endpoints]
         app = Starlette(routes=routes, exception_handlers={HTTPException: _not_found, Exception: _internal})
-        return Guard(app, api_key=self._options.api_key, host=self._options.host)
+        return Guard(app, api_key=self._options.api_key, host=self._options.host, open_paths=page.PATHS)
 
     async def health(self, request: Request) -> Response:
         alive = self._worker.alive
@@ -140,6 +146,14 @@ class Api:
             prometheus_client.generate_latest(self._registry), media_type=prometheus_client.CONTENT_TYPE_LATEST
         )
 
+    async def engine(self, request: Request) -> Response:
+        return JSONResponse(self.view.state(), headers={"Cache-Control": "no-store"})
+
+    async def engine_events(self, request: Request) -> Response:
+        if self.view.watchers >= MAX_WATCHERS:
+            raise HttpError(429, f"{MAX_WATCHERS} are watching already", retry_after=5)
+        return streams.sse(self.view.events())
+
     async def tokenize(self, request: Request) -> Response:
         body = await self._read(request, TokenizeRequest)
         tokenizer = self._llm.tokenizer
@@ -186,7 +200,8 @@ class Api:
         if body.stream:
             with_usage = body.stream_options is not None and body.stream_options.include_usage
             head, token_bytes = self._head(answer_id, "chat.completion.chunk"), self._llm.tokenizer.token_bytes
-            return streams.EventStream(streams.chat_stream(head, token_bytes, events, names, with_usage), job)
+            told = streams.Extras(with_usage, body.stream_options is not None and body.stream_options.include_drafts)
+            return streams.EventStream(streams.chat_stream(head, token_bytes, events, names, told), job)
         text, entries, done = await self._whole(request, job, events)
         content, calls = parse_calls(text, names) if names else (text, [])
         message: dict[str, Any] = {"role": "assistant", "content": content or (None if calls else ""), "refusal": None}

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from coli.server.logprobs import TokenLogprob
 from coli.server.tool_calls import Call
-from coli.server.worker import Done, TokenLogprob
+from coli.server.worker import Done, Part
 
 Bytes = Callable[[int], bytes]
 
@@ -44,6 +45,11 @@ def ending(done: Done) -> dict[str, Any]:
 def _token(token_bytes: Bytes, token_id: int, logprob: float) -> dict[str, Any]:
     data = token_bytes(token_id)
     return {"token": data.decode("utf-8", "replace"), "logprob": logprob, "bytes": list(data)}
+
+
+def part_list(parts: Sequence[Part]) -> list[dict[str, Any]]:
+    """The text of a chunk id by id: `source` of the draft that guessed it, how many drafts it stands in place of."""
+    return [{"text": part.text, "source": part.origin.source, "rejected": part.origin.rejected} for part in parts]
 
 
 def chat_logprobs(token_bytes: Bytes, entries: Sequence[TokenLogprob]) -> dict[str, Any]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import hmac
 import ipaddress
-from collections.abc import Awaitable, Callable, MutableMapping
+from collections.abc import Awaitable, Callable, Collection, MutableMapping
 from typing import Any
 
 from starlette.requests import ClientDisconnect, Request
@@ -53,8 +53,10 @@ def is_loopback(host: str) -> bool:
 class Guard:
     """ASGI middleware. On a loopback address only loopback names are served: a web page cannot reach it by another."""
 
-    def __init__(self, app: App, *, api_key: str | None, host: str) -> None:
+    def __init__(self, app: App, *, api_key: str | None, host: str, open_paths: Collection[str] = ()) -> None:
+        """open_paths: served without the key, beside OPEN_PATHS."""
         self._app, self._api_key, self._host = app, api_key, host
+        self._open = {*OPEN_PATHS, *open_paths}
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "http":
@@ -71,7 +73,7 @@ class Guard:
             name = named.rsplit(":", 1)[0] if not named.endswith("]") else named
             if not is_loopback(name):
                 raise HttpError(403, f"host {name!r}: this server answers to localhost only", code="host_not_allowed")
-        if self._api_key is None or request.url.path in OPEN_PATHS:
+        if self._api_key is None or request.url.path in self._open:
             return
         scheme, _, given = request.headers.get("authorization", "").partition(" ")
         if scheme.lower() != "bearer" or not hmac.compare_digest(given.strip().encode(), self._api_key.encode()):

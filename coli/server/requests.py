@@ -40,6 +40,7 @@ class Strict(BaseModel):
 
 class StreamOptions(Strict):
     include_usage: bool = False
+    include_drafts: bool = False
 
 
 class JsonSchema(Strict):

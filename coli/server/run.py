@@ -40,8 +40,9 @@ def serve(
             listener.listen(512)  # from the notice on nobody is refused; uvicorn takes the connections up
             name = f"[{options.host}]" if ":" in options.host else options.host
             notice(f"serving {options.model_name} on http://{name}:{listener.getsockname()[1]}")
+            api = Api(llm, worker, options, defaults)
             config = uvicorn.Config(
-                Api(llm, worker, options, defaults).app(),
+                api.app(),
                 log_level="warning",
                 access_log=False,
                 lifespan="off",
@@ -51,7 +52,9 @@ def serve(
                 h11_max_incomplete_event_size=64 * 1024,
                 server_header=False,
             )
-            uvicorn.Server(config).run([listener])
+            server = uvicorn.Server(config)
+            api.view.leaving = lambda: server.should_exit
+            server.run([listener])
         finally:
             worker.stop()
 

@@ -5,14 +5,21 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import AsyncIterator, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from starlette.responses import StreamingResponse
 
 from coli.server import bodies
 from coli.server.failures import http_error
+from coli.server.logprobs import TokenLogprob
 from coli.server.tool_calls import certain_text, parse_calls
-from coli.server.worker import Done, Event, Failed, Job, Piece, TokenLogprob
+from coli.server.worker import Done, Event, Failed, Job, Part, Piece
+
+
+def sse(content: AsyncIterator[str]) -> StreamingResponse:
+    """Server-sent events that end with the connection."""
+    return StreamingResponse(content, media_type="text/event-stream", headers={"Cache-Control": "no-cache"})
 
 
 class EventStream(StreamingResponse):
@@ -29,15 +36,28 @@ class EventStream(StreamingResponse):
             self._job.cancelled = True
 
 
+@dataclass(frozen=True, slots=True)
+class Extras:
+    """What a stream tells beside the text: usage at its end, and which text was drafted."""
+
+    usage: bool
+    drafts: bool
+
+
 async def chat_stream(
-    head: dict[str, Any], token_bytes: bodies.Bytes, events: asyncio.Queue[Event], names: set[str], with_usage: bool
+    head: dict[str, Any], token_bytes: bodies.Bytes, events: asyncio.Queue[Event], names: set[str], told_of: Extras
 ) -> AsyncIterator[str]:
     """The chunks of a chat answer; text that may be a call of one of the tools `names` waits for the end."""
 
-    def chunk(delta: dict[str, Any], reason: str | None = None, entries: Sequence[TokenLogprob] = ()) -> str:
+    def chunk(
+        delta: dict[str, Any],
+        reason: str | None = None,
+        entries: Sequence[TokenLogprob] = (),
+        parts: Sequence[Part] = (),
+    ) -> str:
         logprobs = bodies.chat_logprobs(token_bytes, entries) if entries else None
         choice = {"index": 0, "delta": delta, "logprobs": logprobs, "finish_reason": reason}
-        return _event({**head, "choices": [choice]})
+        return _event({**head, "choices": [choice], **({"coli": {"parts": bodies.part_list(parts)}} if parts else {})})
 
     yield chunk({"role": "assistant", "content": ""})
     text, told = "", 0
@@ -50,7 +70,8 @@ async def chat_stream(
             text += event.text
             until = certain_text(text) if names else len(text)
             if until > told or event.logprobs:
-                yield chunk({"content": text[told:until]}, entries=event.logprobs)
+                parts = event.parts if told_of.drafts and not names else ()
+                yield chunk({"content": text[told:until]}, entries=event.logprobs, parts=parts)
                 told = max(told, until)
             continue
         reason = event.finish_reason
@@ -64,7 +85,7 @@ async def chat_stream(
             elif len(text) > told:
                 yield chunk({"content": text[told:]})
         yield chunk({}, reason)
-        if with_usage:
+        if told_of.usage:
             yield _event({**head, "choices": [], **bodies.ending(event)})
         yield "data: [DONE]\n\n"
         return

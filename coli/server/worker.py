@@ -12,36 +12,34 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
-import numpy as np
-from numpy.typing import NDArray
-
-from coli.engine.sampling import Sampler
 from coli.engine.session import Session
-from coli.engine.together import Running, step_together
-from coli.errors import ColiError
+from coli.engine.together import Origin, Running, step_together
 from coli.generation import AnswerText, draw_seed
 from coli.grammar.load import LoadedGrammar
 from coli.llm import LLM
 from coli.options import DraftOptions, GenerateOptions
+from coli.server.logprobs import KeepingSampler, TokenLogprob
+from coli.store.stats import StoreGlance
+
+LOOK_SECONDS = 0.1  # how often the queue is searched for jobs that nobody waits for any more
 
 
 @dataclass(frozen=True, slots=True)
-class TokenLogprob:
-    """One emitted id, its log probability under the unchanged logits, and the best alternatives."""
+class Part:
+    """Text that became certain with one id, and where that id comes from."""
 
-    token_id: int
-    logprob: float
-    top: tuple[tuple[int, float], ...]
+    text: str
+    origin: Origin
 
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """Text that has become certain; `logprobs` of the ids committed since the last piece."""
+    """Text that has become certain; `logprobs` of the ids committed since the last piece, `parts` of the text by id."""
 
     text: str
     logprobs: tuple[TokenLogprob, ...] = ()
+    parts: tuple[Part, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,6 +105,8 @@ class Counts:
     generated_tokens: int = 0
     steps: int = 0  # shared forwards
     step_rows: int = 0  # responses in them, summed
+    step_tokens: int = 0  # ids they gave, whatever became of the request
+    first_tokens: int = 0  # ids that came with the end of a prompt
 
 
 class _Slot:
@@ -121,28 +121,13 @@ class _Slot:
 class _Active:
     """A job that runs on a slot."""
 
-    def __init__(self, job: Job, slot: _Slot, running: Running, sampler: _Sampler, answer: AnswerText) -> None:
+    def __init__(self, job: Job, slot: _Slot, running: Running, sampler: KeepingSampler, answer: AnswerText) -> None:
         self.job, self.slot, self.running, self.sampler, self.answer = job, slot, running, sampler, answer
         self.seed = 0
+        self.taken = 0  # ids whose text has been pushed
         self.told = 0  # ids whose log probabilities have been delivered
         self.cached_tokens = len(slot.session.token_ids)
         self.prefill: Iterator[None] | None = running.prefill()
-
-
-class _Sampler(Sampler):
-    """Keeps the log probabilities of what it samples, when they are wanted."""
-
-    wanted: int | None = None
-
-    def sample(self, logits: NDArray[np.float32], position: int) -> int:
-        token_id = super().sample(logits, position)
-        if self.wanted is not None:
-            self.kept.append(_logprob(logits, token_id, self.wanted))
-        return token_id
-
-    def keep(self, wanted: int | None) -> None:
-        self.wanted = wanted
-        self.kept: list[TokenLogprob] = []
 
 
 class Worker:
@@ -158,6 +143,8 @@ class Worker:
         self._changed = threading.Condition()
         self._stopping = False
         self._clock = 0
+        self._next_look = 0.0
+        self._ended_drafts: dict[str, dict[str, int]] = {}
         self._recent_s = 1.0  # seconds an answer took lately
         self._thread = threading.Thread(target=self._main, name="coli-engine", daemon=True)
 
@@ -198,9 +185,14 @@ class Worker:
     def alive(self) -> bool:
         return self._thread.is_alive() and not self._stopping
 
-    def store_counters(self) -> Any:
-        """What the expert store has counted since the start."""
-        return self._llm.load(self.context).store_counters()
+    def glance(self) -> StoreGlance | None:
+        """What the expert store has counted since the start; None for a model without routed experts."""
+        return self._llm.load(self.context).glance()
+
+    def draft_counters(self) -> dict[str, dict[str, int]]:
+        """Draft tokens by source since the start, those of running answers included."""
+        active = [slot.active for slot in self._slots if slot.active is not None]
+        return _added(self._ended_drafts, *(_drafts(each) for each in active))
 
     def _main(self) -> None:
         while self._wait():
@@ -216,7 +208,19 @@ class Worker:
                 self._changed.wait()
             return not self._stopping
 
+    def _forget_cancelled(self) -> None:
+        """Jobs whose clients left while they waited give their places in the queue to others."""
+        now = time.perf_counter()
+        if not self._waiting or now < self._next_look:
+            return
+        self._next_look = now + LOOK_SECONDS
+        with self._changed:
+            staying = deque(job for job in self._waiting if not job.cancelled)
+            self.counts.cancelled += len(self._waiting) - len(staying)
+            self._waiting = staying
+
     def _admit(self) -> None:
+        self._forget_cancelled()
         while any(slot.active is None for slot in self._slots):
             with self._changed:
                 if not self._waiting:
@@ -235,7 +239,7 @@ class Worker:
         slot = self._slot_for(job.prompt_ids)
         options = job.options
         seed = draw_seed() if options.sampler.seed is None else options.sampler.seed
-        sampler = _Sampler(options.sampler, seed, self._llm.spec.vocab_size)
+        sampler = KeepingSampler(options.sampler, seed, self._llm.spec.vocab_size)
         sampler.keep(job.logprobs)
         running = self._llm.start(slot.session, job.prompt_ids, options, self._drafts, job.grammar, sampler, seed)
         active = _Active(job, slot, running, sampler, AnswerText(self._llm.tokenizer, options.stop))
@@ -270,6 +274,7 @@ class Worker:
         if not together:
             return
         loaded = self._llm.load(self.context)
+        before = sum(each.running.stats.generated_tokens for each in together)
         try:
             step_together(loaded.model, loaded.engine, [each.running for each in together])
         except Exception as error:
@@ -279,6 +284,7 @@ class Worker:
             return
         self.counts.steps += 1
         self.counts.step_rows += len(together)
+        self.counts.step_tokens += sum(each.running.stats.generated_tokens for each in together) - before
         for each in together:
             self._deliver(each)
 
@@ -288,6 +294,7 @@ class Worker:
             next(active.prefill)
         except StopIteration:
             active.prefill = None
+            self.counts.first_tokens += active.running.stats.generated_tokens
             self._deliver(active)
         except Exception as error:
             self._release(active)
@@ -299,18 +306,19 @@ class Worker:
             self._release(active)
             self._fail(active.job, running.error)
             return
-        text = []
+        parts = []
         for token_id in running.take():
-            text.append(answer.push(token_id))
+            parts.append(Part(answer.push(token_id), running.origins[active.taken]))
+            active.taken += 1
             if answer.stopped:
                 break
         ended = running.ended or answer.stopped
         if ended:
-            text.append(answer.flush())
-        piece = "".join(text)
+            parts.append(Part(answer.flush(), Origin()))
+        piece = "".join(part.text for part in parts)
         logprobs = self._logprobs(active, ended)
         if piece or logprobs:
-            active.job.deliver(Piece(piece, logprobs))
+            active.job.deliver(Piece(piece, logprobs, tuple(parts)))
         if ended:
             self._release(active)
             self._finish(active)
@@ -342,10 +350,7 @@ class Worker:
                 cached_tokens=active.cached_tokens,
                 seed=active.seed,
                 forwards=stats.forwards,
-                drafts={
-                    name: {"proposed": c.proposed, "judged": c.judged, "accepted": c.accepted}
-                    for name, c in active.running.drafter.counters.items()  # type: ignore[attr-defined]
-                },
+                drafts=_drafts(active),
                 ttft_s=stats.ttft_s,
                 seconds=seconds,
             )
@@ -357,6 +362,7 @@ class Worker:
         if active.prefill is not None:
             active.prefill = None
             session.rewind(session.cache.length)
+        self._ended_drafts = _added(self._ended_drafts, _drafts(active))
         active.slot.active = None
 
     def _fail(self, job: Job, error: Exception) -> None:
@@ -364,15 +370,19 @@ class Worker:
         job.deliver(Failed(error))
 
 
-def is_ours(error: Exception) -> bool:
-    """Whether the message was written for the user."""
-    return isinstance(error, ColiError)
+def _drafts(active: _Active) -> dict[str, dict[str, int]]:
+    return {
+        name: {"proposed": c.proposed, "judged": c.judged, "accepted": c.accepted}
+        for name, c in active.running.drafter.counters.items()  # type: ignore[attr-defined]
+    }
 
 
-def _logprob(logits: NDArray[np.float32], token_id: int, count: int) -> TokenLogprob:
-    """Log probabilities under softmax(logits (V,)), in float64: for reading, nothing is sampled from them."""
-    row = logits.astype(np.float64)
-    row -= row.max()
-    row -= math.log(float(np.exp(row).sum()))
-    order = np.lexsort((np.arange(len(row)), -row))[:count] if count else ()
-    return TokenLogprob(token_id, float(row[token_id]), tuple((int(i), float(row[i])) for i in order))
+def _added(*counters: dict[str, dict[str, int]]) -> dict[str, dict[str, int]]:
+    """Sums by source."""
+    total: dict[str, dict[str, int]] = {}
+    for each in counters:
+        for name, counts in each.items():
+            mine = total.setdefault(name, dict.fromkeys(counts, 0))
+            for key, value in counts.items():
+                mine[key] += value
+    return total

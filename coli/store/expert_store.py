@@ -20,7 +20,7 @@ from coli.store.policy import ResidencyPolicy, UnionPlan
 from coli.store.reader import Read, ReaderThreads
 from coli.store.record_files import Notice
 from coli.store.records import RecordLayout
-from coli.store.stats import StoreStats, TraceSink
+from coli.store.stats import StoreGlance, StoreStats, TraceSink
 
 # Reader threads need the interpreter lock for some microseconds a record; 5 ms would starve them.
 _SWITCH_INTERVAL_S = 0.0005
@@ -178,6 +178,24 @@ class ExpertStore:
             reading_s=self._readers.reading_s,
             prefetched=self._prefetched,
             prefetch_hits=self._prefetch_hits,
+        )
+
+    def glance(self) -> StoreGlance:
+        """Counters and residency for an onlooker; the one method that other threads may call."""
+        decode, prefill = self.policy.told_counts
+        return StoreGlance(
+            hits=decode.hits,
+            pinned_hits=decode.pinned_hits,
+            misses=decode.misses,
+            prefill_hits=prefill.hits,
+            prefill_pinned_hits=prefill.pinned_hits,
+            prefill_misses=prefill.misses,
+            evictions=decode.evictions + prefill.evictions,
+            reads=self._reads,
+            bytes_read=self._bytes_read,
+            wait_s=self._wait_s,
+            resident=self.residency != 0,
+            usage=self.policy.usage.reshape(self.residency.shape).copy(),
         )
 
     def close(self) -> None:

@@ -171,6 +171,11 @@ class ResidencyPolicy:
         self._tell()
         return self._counts
 
+    @property
+    def told_counts(self) -> tuple[UnionCounts, UnionCounts]:
+        """Of decode and prefill unions, without those of a forward that still runs: any thread may ask."""
+        return self._counts, self.prefill_counts
+
     def discard(self, key: int) -> None:
         """Forget a resident key (its read failed or was given up); its place is free again."""
         pool = self.pools[self.pool_of(key)]

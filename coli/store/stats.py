@@ -87,3 +87,24 @@ class StoreStats:
             resident_bytes=sum(record_bytes[key // layer_of] for key in held),
             capacity_bytes=sum(pool.slots for pool in policy.pools) * largest + pinned_bytes,
         )
+
+
+@dataclass(frozen=True, slots=True)
+class StoreGlance:
+    """What any thread may see of a store at work: exact between forwards, during one the unions before it.
+
+    `resident` (L, E): in memory now, pinned ones included; `usage` (L, E): selections by committed rows so far.
+    """
+
+    hits: int
+    pinned_hits: int
+    misses: int
+    prefill_hits: int
+    prefill_pinned_hits: int
+    prefill_misses: int
+    evictions: int
+    reads: int
+    bytes_read: int
+    wait_s: float
+    resident: NDArray[np.bool_]
+    usage: NDArray[np.int64]

@@ -65,6 +65,16 @@ def test_nine_responses_side_by_side_give_each_the_ids_it_has_alone(loaded):
     assert any(each.drafter.counters for each in crowd)
 
 
+def test_every_id_has_an_origin_and_accepted_drafts_have_their_source(loaded):
+    crowd = [running(loaded, at) for at in range(6)]
+    together = finish(loaded, crowd)
+    for each in crowd:
+        assert len(each.origins) == len(together[id(each)])
+        drafted = [origin.source for origin in each.origins if origin.source]
+        counters = each.drafter.counters.get("ngram")
+        assert drafted == ["ngram"] * (counters.accepted if counters else 0)
+
+
 def test_a_session_continued_after_a_crowd_equals_a_fresh_one(loaded):
     crowd = [running(loaded, at) for at in range(3)]
     finish(loaded, crowd)

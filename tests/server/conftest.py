@@ -40,10 +40,12 @@ def start(tmp_path_factory) -> Iterator[Callable[..., Running]]:
         queue: int = 32,
         defaults: GenerateOptions | None = None,
         drafts: DraftOptions | None = None,
+        engine: EngineOptions | None = None,
         **options: object,
     ) -> Running:
         folder = tmp_path_factory.mktemp("usage")
-        llm = LLM.open(model, EngineOptions(usage_save=False, gate_save=False, usage=folder / "usage.json"), print)
+        engine = engine or EngineOptions(usage_save=False, gate_save=False, usage=folder / "usage.json")
+        llm = LLM.open(model, engine, print)
         worker = Worker(llm, drafts or DraftOptions(), context=CONTEXT, slots=slots, queue=queue)
         worker.start()
         api = Api(llm, worker, ServerOptions(model_name="demo", **options), defaults or GenerateOptions(max_tokens=64))
@@ -51,6 +53,7 @@ def start(tmp_path_factory) -> Iterator[Callable[..., Running]]:
         listener.bind(("127.0.0.1", 0))
         config = uvicorn.Config(api.app(), log_level="critical", lifespan="off", ws="none", timeout_graceful_shutdown=5)
         server = uvicorn.Server(config)
+        api.view.leaving = lambda: server.should_exit
         thread = threading.Thread(target=server.run, args=([listener],))
         thread.start()
         running = Running(f"http://127.0.0.1:{listener.getsockname()[1]}", worker, listener.getsockname()[1])
