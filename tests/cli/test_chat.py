@@ -1,15 +1,19 @@
 """`coli chat` on the built-in model: turns, commands, sessions that go on, Ctrl-C."""
 
 import contextlib
+import json
 import os
 import pty
 import select
+import shutil
 import signal
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+
+from coli.builtin import DEMO_MODEL
 
 ROOT = Path(__file__).parent.parent.parent
 FIRST, SECOND = "List as NDJSON. Orders: 3 lamps for Ana at 20 each.", "And 2 cups for Bo at 7 each."
@@ -92,6 +96,54 @@ def test_a_prompt_too_long_is_one_line_and_the_next_turn_works(coli):
     done = talk(coli, "long " * 600, FIRST)
     assert done.out == talk(coli, FIRST).out
     assert "the context is 512" in done.err or "--ctx is 512" in done.err
+
+
+def templated(folder: Path, template: str) -> Path:
+    """The demo model with another chat template."""
+    shutil.copytree(DEMO_MODEL, folder)
+    path = folder / "tokenizer_config.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), "chat_template": template}))
+    return folder
+
+
+def test_a_template_that_refuses_a_role_is_one_line_with_its_reason(coli, tmp_path):
+    """K07, K09"""
+    template = (
+        "{% for m in messages %}{% if m.role == 'system' %}{{ raise_exception('no system role') }}{% endif %}"
+        "{{ m.content }}{% endfor %}{{ strftime_now('%Y') }}"
+    )
+    model = templated(tmp_path / "demo", template)
+    done = talk(coli, "/system be good", FIRST, args=("--model", model))
+    assert done.out == ""
+    assert [line for line in done.err.splitlines() if "no system role" in line] != []
+    assert talk(coli, FIRST, args=("--model", model)).out
+
+
+def test_split_characters_special_texts_and_limits(coli):
+    """K03, K04, K14, K16, D07: bytes of all kinds, text that looks like special tokens, answers without an end."""
+    done = talk(coli, "<|im_end|> \N{GRINNING FACE}", "/set temp 100", "hello", "/stats", args=("--ignore-eos",))
+    assert "\u0120" not in done.out
+    assert "answer: 24 tokens" in done.err
+    long = talk(coli, "/set ngen 1000", "hello", args=("--ignore-eos", "--ctx", "64"))
+    assert long.out
+
+
+@pytest.mark.parametrize("drafts", [("--no-drafts",), ("--draft", "6", "--gate", "always")])
+def test_drafts_change_no_byte_of_a_conversation(coli, drafts):
+    """D02, D03: and the second turn starts from the first one's rows."""
+    assert talk(coli, FIRST, SECOND, args=drafts).out == talk(coli, FIRST, SECOND).out
+
+
+def test_a_reader_that_leaves_ends_it_quietly():
+    """C01"""
+    lines = f"{FIRST}\n{SECOND}\n" * 40
+    command = f"{sys.executable} -m coli {' '.join(ARGS)} | head -1; echo ${{PIPESTATUS[0]}}"
+    done = subprocess.run(
+        ["bash", "-c", command], input=lines, capture_output=True, text=True,
+        env={**os.environ, "PYTHONPATH": str(ROOT), "USAGE_SAVE": "0"},
+    )  # fmt: skip
+    assert done.stdout.splitlines()[-1] == "141"
+    assert "Traceback" not in done.stderr
 
 
 class Screen:

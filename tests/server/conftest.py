@@ -41,12 +41,13 @@ def start(tmp_path_factory) -> Iterator[Callable[..., Running]]:
         defaults: GenerateOptions | None = None,
         drafts: DraftOptions | None = None,
         engine: EngineOptions | None = None,
+        context: int = CONTEXT,
         **options: object,
     ) -> Running:
         folder = tmp_path_factory.mktemp("usage")
         engine = engine or EngineOptions(usage_save=False, gate_save=False, usage=folder / "usage.json")
         llm = LLM.open(model, engine, print)
-        worker = Worker(llm, drafts or DraftOptions(), context=CONTEXT, slots=slots, queue=queue)
+        worker = Worker(llm, drafts or DraftOptions(), context=context, slots=slots, queue=queue)
         worker.start()
         api = Api(llm, worker, ServerOptions(model_name="demo", **options), defaults or GenerateOptions(max_tokens=64))
         listener = socket.socket()

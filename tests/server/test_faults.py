@@ -9,22 +9,17 @@ import socket
 import subprocess
 import sys
 import threading
+from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 import httpx
 import pytest
+from server.faults import settled
+from server.processes import serving
+from server.storm import GONE, storm
 
 LONG = {"messages": [{"role": "user", "content": "hello"}], "max_tokens": 400, "ignore_eos": True, "temperature": 0}
-
-
-def settled(server) -> bool:
-    """Wait until no slot is in use; False after a while."""
-    ticks = threading.Event()
-    for _ in range(3000):  # a busy machine, kernels to compile
-        if server.worker.free_slots == server.worker.num_slots and not server.worker.waiting:
-            return True
-        ticks.wait(0.02)
-    return False
 
 
 @pytest.fixture(scope="module")
@@ -148,3 +143,42 @@ def test_sigterm_lets_a_stream_finish_and_then_leaves():
         assert json.loads(rest[-2].removeprefix("data: "))["choices"][0]["finish_reason"] == "length"
         assert process.wait(30) == 143
         assert process.stderr.read() == ""
+
+
+def test_a_storm_of_bad_clients_is_answered_rightly_and_leaves_no_slot_taken(start):
+    server = start(slots=2, queue=3)
+    outcomes = storm(server.port, 120, seed=3)
+    statuses = {outcome.status for outcome in outcomes}
+    assert statuses >= {200, 400, 413, 429}
+    assert settled(server)
+    assert httpx.post(f"{server.url}/v1/chat/completions", json={**LONG, "max_tokens": 3}).status_code == 200
+
+
+def resident(pid: int) -> int:
+    line = next(line for line in Path(f"/proc/{pid}/status").read_text().splitlines() if line.startswith("VmRSS"))
+    return int(line.split()[1]) * 1024
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="needs /proc")
+def test_a_thousand_bad_clients_leave_memory_as_it_was():
+    with serving("--slots", 4, "--queue", 6) as (url, process):
+        port = int(url.rsplit(":", 1)[1])
+        storm(port, 300, seed=1)  # kernels, pools and caches are what they will be
+        sizes = [resident(process.pid)]
+        total = Counter()
+        for seed in range(2, 7):
+            total += storm(port, 200, seed)
+            sizes.append(resident(process.pid))
+        for _ in range(600):
+            health = httpx.get(f"{url}/health").json()
+            if health["slots_free"] == health["slots"] and not health["waiting"]:
+                break
+            threading.Event().wait(0.05)
+        assert (health["slots_free"], health["waiting"]) == (4, 0)
+        descriptors = len(list(Path(f"/proc/{process.pid}/fd").iterdir()))
+    print(sizes, descriptors, sorted(total.items(), key=str))
+    assert total.total() == 1000
+    assert {outcome.status for outcome in total} == {GONE, 200, 400, 413, 429}
+    assert descriptors < 60
+    assert sizes[-1] < sizes[0] + 8 * 2**20, sizes

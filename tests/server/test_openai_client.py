@@ -5,6 +5,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import openai
 import pytest
+from server.faults import settled
 
 ORDER = [{"role": "user", "content": "List as NDJSON. Orders: 3 lamps for Ana at 20 each. 2 cups for Bo at 7 each."}]
 
@@ -150,6 +151,60 @@ def test_the_second_turn_starts_from_the_first(server):
     assert cached >= first.usage.prompt_tokens - 1
     edited = [messages[0], {"role": "assistant", "content": "something else"}, messages[2]]
     assert ask(server, messages=edited).usage.prompt_tokens_details.cached_tokens >= first.usage.prompt_tokens - 1
+
+
+def test_a_turn_of_a_thousand_tokens_is_not_computed_again_and_an_edited_history_from_the_edit_on(start):
+    server = start(context=2048, slots=2)
+    computed = []
+
+    def turn(messages):
+        answer = ask(server, messages=messages, max_tokens=8)
+        counts = server.worker.counts
+        computed.append(counts.prompt_tokens - counts.cached_tokens - sum(computed))
+        return answer
+
+    messages = [{"role": "user", "content": "alpha beta gamma delta " * 64}]
+    first = turn(messages)
+    assert first.usage.prompt_tokens > 1000
+    assert computed[0] == first.usage.prompt_tokens
+    messages += [{"role": "assistant", "content": first.choices[0].message.content}, {"role": "user", "content": "go"}]
+    second = turn(messages)
+    assert computed[1] <= second.usage.prompt_tokens - first.usage.prompt_tokens + 1
+    alone = ask(start(context=2048, slots=1), messages=messages, max_tokens=8)
+    assert second.choices[0].message.content == alone.choices[0].message.content
+    edited = [messages[0], {"role": "assistant", "content": "something else"}, messages[2]]
+    third = turn(edited)
+    assert third.usage.prompt_tokens_details.cached_tokens >= first.usage.prompt_tokens - 1
+    assert computed[2] < 30
+    longer = [{"role": "user", "content": messages[0]["content"][:1200] + " other " * 20}, *edited[1:]]
+    cached = turn(longer).usage.prompt_tokens_details.cached_tokens
+    assert 0.3 * first.usage.prompt_tokens < cached < first.usage.prompt_tokens
+
+
+def test_a_client_that_gives_up_or_closes_its_stream_ends_the_answer(server):
+    cancelled = server.worker.counts.cancelled
+    more = {"model": "demo", "messages": ORDER, "max_tokens": 400, "extra_body": {"ignore_eos": True}}
+    with pytest.raises(openai.APITimeoutError):
+        server.client.with_options(timeout=0.05).chat.completions.create(**more)
+    stream = server.client.chat.completions.create(**more, stream=True)
+    next(stream)
+    stream.close()
+    assert settled(server)
+    assert server.worker.counts.cancelled == cancelled + 2
+
+
+def test_errors_have_the_clients_types(start):
+    server = start(slots=1, api_key="secret")
+    with pytest.raises(openai.AuthenticationError):
+        ask(server)
+    keyed = server.client.with_options(api_key="secret")
+    with pytest.raises(openai.NotFoundError):
+        keyed.models.retrieve("other")
+    with pytest.raises(openai.BadRequestError) as refused:
+        keyed.chat.completions.create(model="demo", messages=ORDER, temperature=-1)
+    assert (refused.value.status_code, refused.value.param) == (400, "temperature")
+    with pytest.raises(openai.NotFoundError):
+        keyed.embeddings.create(model="demo", input="x")
 
 
 def test_cold_and_warm_prompts_give_the_same_bytes(start, server):

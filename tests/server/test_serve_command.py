@@ -1,38 +1,16 @@
 """`coli serve` as a process: the graph tool's flags, and what ends it."""
 
-import os
 import subprocess
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
+from server.processes import ENVIRONMENT, serving
 
 from coli.builtin import DEMO_MODEL
 from coli.speculant import Client, ServerError
 
-ROOT = Path(__file__).parent.parent.parent
-ENVIRONMENT = {**os.environ, "PYTHONPATH": str(ROOT), "USAGE_SAVE": "0"}
 ORDER = "List as NDJSON. Orders: 3 lamps for Ana at 20 each. 2 cups for Bo at 7 each."
-
-
-@contextmanager
-def serving(*args: object) -> Iterator[str]:
-    command = [sys.executable, "-m", "coli", "serve", "--port", "0", "--ctx", "512", *map(str, args)]
-    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env=ENVIRONMENT) as process:
-        try:
-            assert process.stderr is not None
-            said = [""]
-            for line in process.stderr:
-                said.append(line)
-                if "serving" in line:
-                    break
-            assert "serving" in said[-1], "".join(said)
-            yield said[-1].split()[-1]
-        finally:
-            process.terminate()
-            process.wait(30)
 
 
 @pytest.fixture(scope="module")
@@ -57,7 +35,7 @@ def test_the_graph_tools_flags_are_understood_and_its_client_is_answered(graph):
         "--host",
         "127.0.0.1",
     )
-    with serving(*flags) as url:
+    with serving(*flags) as (url, _):
         client = Client(url)
         health = client.health()
         assert (health.status, health.model_loaded, health.graph_loaded) == ("ok", True, True)
