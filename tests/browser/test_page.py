@@ -1,5 +1,8 @@
 """The page of `coli serve` in a browser: what people do with it, and that it shows what the engine counts."""
 
+import os
+import time
+
 import httpx
 import pytest
 from browser.conftest import until
@@ -232,3 +235,71 @@ def test_long_streaming_does_not_grow_the_tab(server, open_page):
     }""")
     assert max(sizes[10:]) <= 1500
     assert max(sizes[60:]) <= max(sizes[:60]) * 1.1
+
+
+CONTRAST = """() => {
+  const channel = (value) => value <= 10.31 ? value / 3294.6 : ((value / 255 + 0.055) / 1.055) ** 2.4;
+  const light = ([r, g, b]) => 0.2126 * channel(r) + 0.7152 * channel(g) + 0.0722 * channel(b);
+  const numbers = (color) => color.match(/[0-9.]+/g).map(Number);
+  const back = (element) => {
+    for (let at = element; at; at = at.parentElement) {
+      const color = numbers(getComputedStyle(at).backgroundColor);
+      if (color.length === 3 || color[3] > 0) return color;
+    }
+  };
+  const bad = [];
+  const walker = document.createTreeWalker(document.body, NodeFilter.SHOW_TEXT);
+  while (walker.nextNode()) {
+    const element = walker.currentNode.parentElement;
+    const gone = ["SCRIPT", "NOSCRIPT"].includes(element.tagName) || element.closest("button:disabled");
+    if (!walker.currentNode.data.trim() || gone || !element.checkVisibility()) continue;
+    const [a, b] = [numbers(getComputedStyle(element).color), back(element)].map(light);
+    const ratio = (Math.max(a, b) + 0.05) / (Math.min(a, b) + 0.05);
+    if (ratio < 4.5) bad.push([walker.currentNode.data, ratio]);
+  }
+  return bad;
+}"""
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_text_stands_out_and_everything_that_takes_the_focus_has_a_name(server, open_page, scheme):
+    page = open_page(server, color_scheme=scheme)
+    for summary in page.locator("summary").all():
+        summary.click()
+    answer(page, ORDER)
+    assert page.evaluate(CONTRAST) == []
+    tools = page.context.new_cdp_session(page)
+    nodes = tools.send("Accessibility.getFullAXTree")["nodes"]
+    focusable = [
+        node
+        for node in nodes
+        if any(each["name"] == "focusable" and each["value"]["value"] for each in node.get("properties", []))
+        and node["role"]["value"] != "RootWebArea"
+    ]
+    assert len(focusable) > 12
+    assert [node["role"] for node in focusable if not node.get("name", {}).get("value")] == []
+    named = {node["name"]["value"] for node in nodes if node["role"]["value"] == "image"}
+    assert any("6 layers by 32 experts" in name for name in named)
+
+
+@pytest.mark.parametrize("seconds", [int(os.environ.get("COLI_TEST_STREAM_SECONDS", "15"))])
+def test_streaming_on_and_on_does_not_grow_the_tab(start, open_page, seconds):
+    """Answer after answer, now and then a new conversation; COLI_TEST_STREAM_SECONDS says how long."""
+    server = start(slots=1, context=2048, drafts=DraftOptions(draft=6, gate="always"), defaults=DEFAULTS)
+    page = open_page(server, expect_errors=True)
+    page.click("summary:has-text('Settings')")
+    page.fill("#max_tokens", "400")
+    page.fill("#temperature", "3")
+    tools = page.context.new_cdp_session(page)
+    sizes, began, tokens = [], time.monotonic(), 0
+    while time.monotonic() - began < seconds or len(sizes) < 3:
+        for turn in range(4):
+            answer(page, f"{ORDER} {turn}")
+        page.click("#clear")
+        tools.send("HeapProfiler.collectGarbage")
+        heap = tools.send("Runtime.getHeapUsage")["usedSize"]
+        sizes.append((heap, page.evaluate("document.querySelectorAll('*').length")))
+        tokens = server.worker.counts.generated_tokens
+    print(f"{tokens} tokens in {time.monotonic() - began:.0f} s; heap and nodes: {sizes[:2]} ... {sizes[-2:]}")
+    assert max(nodes for _, nodes in sizes) < 400
+    assert sizes[-1][0] < sizes[1][0] + 1_000_000
