@@ -49,6 +49,7 @@ def command(graph_path: str | None, model_name: str | None, k: str | None, **fla
     from coli.llm import LLM
     from coli.server.app import ServerOptions
     from coli.server.run import serve
+    from coli.tools.probe import disk_speed
 
     with LLM.open(path, engine_options(settings), streams.notice) as llm:
         streams.clear_progress()
@@ -72,4 +73,5 @@ def command(graph_path: str | None, model_name: str | None, k: str | None, **fla
             queue=settings["queue"],
             port=settings["port"],
             notice=streams.notice,
+            probe=disk_speed,
         )

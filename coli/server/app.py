@@ -31,7 +31,7 @@ from coli.options import GenerateOptions
 from coli.server import bodies, metrics, page, streams
 from coli.server.failures import http_error
 from coli.server.guard import App, Guard, HttpError, read_body
-from coli.server.live import MAX_WATCHERS, EngineView
+from coli.server.live import MAX_WATCHERS, EngineView, Probe
 from coli.server.logprobs import TokenLogprob
 from coli.server.requests import (
     ChatRequest,
@@ -65,12 +65,20 @@ class ServerOptions:
 class Api:
     """The endpoints over one worker."""
 
-    def __init__(self, llm: LLM, worker: Worker, options: ServerOptions, defaults: GenerateOptions) -> None:
+    def __init__(
+        self,
+        llm: LLM,
+        worker: Worker,
+        options: ServerOptions,
+        defaults: GenerateOptions,
+        probe: Probe | None = None,
+    ) -> None:
+        """probe: measures the disk for /engine; None leaves it unknown."""
         self._llm, self._worker, self._options, self._defaults = llm, worker, options, defaults
         self._json_grammar = (GRAMMARS / "json.gbnf").read_text()
         self._started = int(time.time())
         self._registry = metrics.registry(worker)
-        self.view = EngineView(llm, worker, options.model_name)
+        self.view = EngineView(llm, worker, options.model_name, probe)
 
     def app(self) -> App:
         endpoints: list[tuple[str, str, Callable[[Request], Awaitable[Response]]]] = [

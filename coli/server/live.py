@@ -9,9 +9,10 @@ from __future__ import annotations
 import asyncio
 import json
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import astuple
-from typing import Any
+from pathlib import Path
+from typing import Any, Protocol
 
 import numpy as np
 import psutil
@@ -21,7 +22,6 @@ from coli.errors import ReadError
 from coli.llm import LLM
 from coli.server.worker import Worker
 from coli.store.stats import StoreGlance
-from coli.tools.probe import DiskSpeed, disk_speed
 
 PROBE_SECONDS = 0.5
 EVENT_SECONDS = 0.25  # between two looks of a watcher
@@ -30,10 +30,24 @@ MAX_WATCHERS = 16
 ON_DISK, CACHED, PINNED = ".", "c", "p"
 
 
+class DiskSpeed(Protocol):
+    """What a disk delivers in random reads (coli.tools.probe)."""
+
+    @property
+    def bytes_per_s(self) -> float: ...
+    @property
+    def direct(self) -> bool: ...
+
+
+# (files, bytes of one read, seconds); raises ReadError
+Probe = Callable[[Sequence[Path], int, float], DiskSpeed]
+
+
 class EngineView:
     """What there is to see of one worker's engine."""
 
-    def __init__(self, llm: LLM, worker: Worker, model_name: str) -> None:
+    def __init__(self, llm: LLM, worker: Worker, model_name: str, probe: Probe | None) -> None:
+        """probe: measures the disk, for those who watch."""
         self._worker, self._container = worker, llm.container
         self._loaded = llm.load(worker.context)
         self._layers = list(llm.container.moe_layers)
@@ -51,6 +65,7 @@ class EngineView:
         }
         self._process = psutil.Process()
         self._started = time.monotonic()
+        self._probe_of = probe
         self._disk: DiskSpeed | None = None
         self._probed: asyncio.Task[None] | None = None
         self.watchers = 0
@@ -148,12 +163,12 @@ class EngineView:
     def _probe_disk(self) -> None:
         """Measure what the disk delivers, once, when the engine is idle; not needed where every expert fits."""
         idle = self._worker.free_slots == self._worker.num_slots and not self._worker.waiting
-        if self._probed is None and idle and self._capacity < self._all_bytes:
-            self._probed = asyncio.create_task(self._probe())
+        if self._probe_of is not None and self._probed is None and idle and self._capacity < self._all_bytes:
+            self._probed = asyncio.create_task(self._probe(self._probe_of))
 
-    async def _probe(self) -> None:
+    async def _probe(self, probe: Probe) -> None:
         files = sorted({self._container.expert_layout(i).path for i in self._layers})
         try:
-            self._disk = await run_in_threadpool(disk_speed, files, max(self._record_bytes.values()), PROBE_SECONDS)
+            self._disk = await run_in_threadpool(probe, files, max(self._record_bytes.values()), PROBE_SECONDS)
         except ReadError:
             self._disk = None

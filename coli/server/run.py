@@ -12,6 +12,7 @@ from coli.llm import LLM
 from coli.options import DraftOptions, GenerateOptions
 from coli.server.app import Api, ServerOptions
 from coli.server.guard import is_loopback
+from coli.server.live import Probe
 from coli.server.worker import Worker
 
 DRAIN_SECONDS = 30
@@ -28,6 +29,7 @@ def serve(
     queue: int,
     port: int,
     notice: Callable[[str], None],
+    probe: Probe | None = None,
 ) -> None:
     """Load the model and serve until SIGTERM or SIGINT. Raises OptionError for an address that cannot be used."""
     listener = _listen(options.host, port)
@@ -40,7 +42,7 @@ def serve(
             listener.listen(512)  # from the notice on nobody is refused; uvicorn takes the connections up
             name = f"[{options.host}]" if ":" in options.host else options.host
             notice(f"serving {options.model_name} on http://{name}:{listener.getsockname()[1]}")
-            api = Api(llm, worker, options, defaults)
+            api = Api(llm, worker, options, defaults, probe)
             config = uvicorn.Config(
                 api.app(),
                 log_level="warning",

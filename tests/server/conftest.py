@@ -18,6 +18,7 @@ from coli.llm import LLM  # noqa: E402
 from coli.options import DraftOptions, EngineOptions, GenerateOptions  # noqa: E402
 from coli.server.app import Api, ServerOptions  # noqa: E402
 from coli.server.worker import Worker  # noqa: E402
+from coli.tools.probe import disk_speed  # noqa: E402
 
 CONTEXT = 512
 
@@ -49,7 +50,8 @@ def start(tmp_path_factory) -> Iterator[Callable[..., Running]]:
         llm = LLM.open(model, engine, print)
         worker = Worker(llm, drafts or DraftOptions(), context=context, slots=slots, queue=queue)
         worker.start()
-        api = Api(llm, worker, ServerOptions(model_name="demo", **options), defaults or GenerateOptions(max_tokens=64))
+        named = ServerOptions(model_name="demo", **options)
+        api = Api(llm, worker, named, defaults or GenerateOptions(max_tokens=64), disk_speed)
         listener = socket.socket()
         listener.bind(("127.0.0.1", 0))
         config = uvicorn.Config(api.app(), log_level="critical", lifespan="off", ws="none", timeout_graceful_shutdown=5)

@@ -164,7 +164,10 @@ def resident(pid: int) -> int:
 def test_a_thousand_bad_clients_leave_memory_as_it_was():
     with serving("--slots", 4, "--queue", 6) as (url, process):
         port = int(url.rsplit(":", 1)[1])
-        storm(port, 300, seed=1)  # kernels, pools and caches are what they will be
+        for rows in range(1, 101):  # a tape is recorded per number of rows, and kept, up to a bound
+            prompt = [5 + (7 * rows + at) % 60 for at in range(rows)]
+            httpx.post(f"{url}/v1/completions", json={"prompt": prompt, "max_tokens": 1}, timeout=60)
+        storm(port, 300, seed=1)  # pools and buffers are what they will be
         sizes = [resident(process.pid)]
         total = Counter()
         for seed in range(2, 7):
