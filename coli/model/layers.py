@@ -30,7 +30,11 @@ def spread(width: int) -> int:
 
 
 class Buffers:
-    """Scratch memory by name, kept from forward to forward and grown when a forward has more rows."""
+    """Scratch memory by name, kept from forward to forward and grown when a forward has more rows.
+
+    It grows by powers of two: recorded programs hold the arrays they were recorded with, and those before a growth
+    must not add up to more than the last.
+    """
 
     def __init__(self) -> None:
         self._arrays: dict[str, NDArray[Any]] = {}
@@ -40,7 +44,7 @@ class Buffers:
         stride = tile_padded(width)
         array = self._arrays.get(name)
         if array is None or array.size < count * stride:
-            array = self._arrays[name] = activations.aligned(count * stride, np.float32)
+            array = self._arrays[name] = activations.aligned((1 << (count - 1).bit_length()) * stride, np.float32)
         return array[: count * stride].reshape(count, stride)[:, :width]
 
     def bytes(self, name: str, size: int) -> NDArray[np.uint8]:

@@ -29,6 +29,7 @@ from coli.model.sight import DenseInput, ExpertInputs, Look, Sight
 
 MAX_TREE_ROWS = 64  # more rows than one verify has are a chain, which needs no paths
 MAX_PROGRAMS = 80  # tapes kept, one per number of rows and cache shape
+MAX_LONG_PROGRAMS = 8  # of these for more rows than a verify has: their memory grows with the rows
 
 
 @dataclass(frozen=True, slots=True)
@@ -291,6 +292,9 @@ class Transformer:
             self._programs.move_to_end(key)
             return self._programs[key]
         program = self._programs[key] = self._record(S, cache, Tape(), self._machine)
+        long = [kept for kept in self._programs if kept[0] > MAX_TREE_ROWS]
+        if len(long) > MAX_LONG_PROGRAMS:
+            del self._programs[long[0]]
         if len(self._programs) > MAX_PROGRAMS:
             self._programs.popitem(last=False)
         return program

@@ -94,3 +94,11 @@ def test_a_row_in_a_tree_gives_the_bits_of_its_chain(name: str, kv: str) -> None
         )
         whole = [*prompt, *chains[leaf], 3]
         assert np.array_equal(follow[0], runner.chunks(whole, [1] * len(whole))[-1])
+
+
+def test_buffers_outgrown_one_row_at_a_time_do_not_add_up():
+    """Recorded programs hold the arrays of their time: all of them together are not twice the last."""
+    buffers = layers.Buffers()
+    views = [buffers.rows("x", rows, 400) for rows in range(1, 101)]
+    held = {id(view.base): view.base for view in views}
+    assert sum(array.nbytes for array in held.values()) < 2.1 * buffers.nbytes < 2.8 * 100 * 400 * 4
