@@ -3,7 +3,8 @@
     python scripts/serve_bench.py [MODEL] [--cap N] [--io direct] [--tokens 128] [--rounds 3]
 
 Drives the server's engine thread without HTTP: 1, 2, 4 and 8 different requests at once, no drafts, a warm-up round
-before the measured ones; prints one line per round and a table of medians. MODEL: a container, else the built-in one.
+before the measured ones; prints one line per round and a table of medians. Experts
+and bytes are those of decoding. MODEL: a container, else the built-in one.
 """
 
 import argparse
@@ -27,7 +28,7 @@ class Figures:
 
     tps: float
     experts: float  # distinct experts asked for
-    read: float  # bytes
+    read: float  # bytes of those that were not in memory
     hit_rate: float
     first_s: float  # until the last of them had its first text
     gap_s: float  # the longest anybody waited between two pieces of text
@@ -65,13 +66,14 @@ def crowd(worker: Worker, llm: LLM, count: int, tokens: int, salt: int) -> Figur
     seconds, after = time.perf_counter() - began, worker.glance()
     assert after is not None
     total = sum(answer.tokens for answer in answers)
+    record_bytes = llm.container.expert_layout(llm.container.moe_layers[0]).record_bytes
     hits = after.hits - before.hits
     asked = hits + after.misses - before.misses
     took = [answer.times[-1] - answer.times[0] for answer in answers]
     return Figures(
         tps=total / seconds,
         experts=asked / total,
-        read=(after.bytes_read - before.bytes_read) / total,
+        read=(asked - hits) * record_bytes / total,
         hit_rate=hits / asked,
         first_s=max(answer.times[1] - answer.times[0] for answer in answers),
         gap_s=max(late - early for a in answers for early, late in zip(a.times[1:], a.times[2:], strict=False)),
