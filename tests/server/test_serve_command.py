@@ -4,6 +4,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import httpx
 import pytest
 from server.processes import ENVIRONMENT, serving
 
@@ -46,6 +47,13 @@ def test_the_graph_tools_flags_are_understood_and_its_client_is_answered(graph):
         assert answer.generated_tokens == 40
         with pytest.raises(ServerError, match="temperature"):
             client.generate(ORDER, temperature=-1)
+
+
+def test_somebody_who_watches_does_not_hold_the_end_up():
+    with serving() as (url, process), httpx.stream("GET", f"{url}/engine/events", timeout=60) as watching:
+        assert next(watching.iter_lines()).startswith("data: ")
+        process.terminate()
+        assert process.wait(20) == 143  # running answers would have 30 seconds
 
 
 def test_k_bounds_what_is_drafted(graph, start):
