@@ -139,11 +139,12 @@ def test_markup_in_texts_stays_text(server, open_page):
 
 def test_a_server_with_a_key_asks_for_it(start, open_page):
     page = open_page(start(api_key="secret", slots=1, defaults=DEFAULTS), expect_errors=True, wait=False)
+    page.wait_for_selector("#key", state="visible")
     for key in ("wrong", "secret"):
-        page.wait_for_selector("#key", state="visible")
         page.fill("#key", key)
         page.keyboard.press("Enter")
-        page.wait_for_selector("#key", state="hidden")
+        page.wait_for_timeout(1000)
+        assert page.is_visible("#key") == (key == "wrong")
     until(page, "document.getElementById('model').textContent.startsWith('demo')")
     assert answer(page, ORDER)
 
