@@ -72,6 +72,7 @@ class _Recording(threading.local):
     """Who records the calls of this thread."""
 
     by: Recorder | None = None
+    keep: Callable[[np.ndarray], None] | None = None
 
 
 _recording = _Recording()
@@ -315,21 +316,23 @@ class Routine:
     """A jitted function of int64 arguments without a result, compiled on its own and called by address, so that the big
     loops exist once and not in every caller. It must not allocate Python objects nor raise."""
 
-    __slots__ = ("_compiled", "arguments", "function")
+    __slots__ = ("_code", "_compiled", "arguments", "function")
 
     def __init__(self, function: Callable[..., None], arguments: int) -> None:
         self.function, self.arguments = function, arguments
         self._compiled: Any = None
+        self._code = 0
 
     @property
     def address(self) -> int:
         """Of the machine code; compiles or loads it on first use."""
-        if self._compiled is None:
+        if not self._code:
             _ensure_configured()
             signature = types.void(*[types.int64] * self.arguments)
             with light_cache_loads():
                 self._compiled = numba.cfunc(signature, cache=_state.caches, error_model="numpy")(self.function)
-        return self._compiled.address
+            self._code = self._compiled.address
+        return self._code
 
 
 class Stage(Routine):
@@ -342,8 +345,9 @@ class Stage(Routine):
 
     def run(self, args: np.ndarray, threads: int = 1) -> None:
         """Run all parts; args int64 (n,) contiguous. While a tape is being recorded, only note the call."""
-        if _recording.by is not None:
-            _recording.by.note(self.address, args, threads)
+        recorder = _recording.by
+        if recorder is not None:
+            recorder.note(self._code or self.address, args, threads)
         else:
             (_state.launch or _launcher())(self.address, args, threads)
 
@@ -369,6 +373,7 @@ call_stage = caller(3)
 def record(recorder: Recorder | None) -> None:
     """Hand this thread's stage calls to `recorder` from now on; None ends that."""
     _recording.by = recorder
+    _recording.keep = None if recorder is None else recorder.keep
 
 
 def unpacker(count: int) -> Any:
@@ -416,19 +421,28 @@ def device(function: Callable[..., Any]) -> Any:
 
 def address(array: np.ndarray) -> int:
     """Address of the first element; the caller keeps the array alive during the call (recorded: the tape does)."""
-    if _recording.by is not None:
-        _recording.by.keep(array)
-    return data_pointer(array)
+    keep = _recording.keep
+    if keep is not None:
+        keep(array)
+    return _word_at(id(array) + _DATA_AT).value
+
+
+# Read from the array object itself, where numpy's interface has the address right behind the object's head: ten times
+# faster than asking for it, and recording a tape asks thousands of times.
+_word_at, _DATA_AT = ctypes.c_ssize_t.from_address, object.__basicsize__
 
 
 def data_pointer(array: np.ndarray) -> int:
-    """Address of the first element. Read from the array object itself, where numpy's interface has it right behind the
-    object's head: ten times faster than asking for it, and recording a tape asks thousands of times."""
-    return _word_at(id(array) + object.__basicsize__).value
+    """Address of the first element, whoever is recording."""
+    return _word_at(id(array) + _DATA_AT).value
 
 
-_word_at = ctypes.c_ssize_t.from_address
 if data_pointer(_probe := np.zeros(3, np.int8)[1:]) != _probe.__array_interface__["data"][0]:  # another object layout
+
+    def address(array: np.ndarray) -> int:
+        if _recording.keep is not None:
+            _recording.keep(array)
+        return data_pointer(array)
 
     def data_pointer(array: np.ndarray) -> int:
         return array.__array_interface__["data"][0]

@@ -82,6 +82,7 @@ class Tape:
         self.phase = 0
         self._calls: list[tuple[int, int, int, int]] = []
         self._kept: list[np.ndarray] = []
+        self.keep = self._kept.append  # called thousands of times
         self._packed: np.ndarray | None = None
         self._held: list[tuple[int, int, int, int]] | None = None
         self.last_arguments = self.status  # argument block of the call noted last; its words may be changed later
@@ -101,9 +102,6 @@ class Tape:
         self.last_arguments = args
         call = (code, runtime.data_pointer(args), threads, self.phase)
         (self._calls if self._held is None else self._held).append(call)
-
-    def keep(self, array: np.ndarray) -> None:
-        self._kept.append(array)
 
     def __len__(self) -> int:
         return len(self._calls)
