@@ -142,7 +142,7 @@ def plan_experts(
     patched      argument blocks of pack, multiply, swiglu, pack, multiply, whose counts are written
     strides      floats between rows of gate_up and of the outputs"""
     rows, active = expert_ids.shape
-    scratch = np.empty((2, len(residency)), np.int64)
+    scratch = np.zeros((2, len(residency)), np.int64)
     block = arguments(
         address(expert_ids), rows, active, len(residency), address(residency), address(batch), address(batch_count),
         address(status), stop_code, address(done), address(index), address(row_ids), address(scratch), address(parts),

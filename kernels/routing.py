@@ -171,7 +171,7 @@ def route(
     assert weights.shape == (rows, active)
     assert weights.flags.c_contiguous
     assert bias is None or (bias.dtype == np.float32 and bias.shape == (experts,))
-    scratch = np.empty((threads, 2, -(-experts // 16) * 16), np.float32)
+    scratch = np.zeros((threads, 2, -(-experts // 16) * 16), np.float32)
     bad = np.zeros(threads, np.int64) if bad is None else bad
     block = arguments(
         address(router_logits), rows, experts, router_logits.strides[0] // 4, active, scoring,

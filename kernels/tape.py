@@ -19,6 +19,7 @@ from coli.kernels.runtime import call_stage
 
 COLUMNS = 4  # of one call: machine code, address of the arguments, parts, phase
 PHASES = ("other", "attention", "experts")
+Call = tuple[int, int, int, int]  # of COLUMNS
 
 
 @intrinsic
@@ -80,11 +81,11 @@ class Tape:
         self.status = np.zeros(1, np.int64)
         self.cycles = np.zeros(len(PHASES), np.int64)
         self.phase = 0
-        self._calls: list[tuple[int, int, int, int]] = []
-        self._kept: list[np.ndarray] = []
-        self.keep = self._kept.append  # called thousands of times
+        self.calls: list[Call] = []
+        self.kept: list[np.ndarray] = []  # what the calls address
+        self.keep = self.kept.append  # called thousands of times
         self._packed: np.ndarray | None = None
-        self._held: list[tuple[int, int, int, int]] | None = None
+        self._held: list[Call] | None = None
         self.last_arguments = self.status  # argument block of the call noted last; its words may be changed later
 
     @contextmanager
@@ -95,19 +96,19 @@ class Tape:
             yield
         finally:
             runtime.record(None)
-        self._packed = np.array(self._calls, np.int64).reshape(-1, COLUMNS)
+        self._packed = np.array(self.calls, np.int64).reshape(-1, COLUMNS)
 
     def note(self, code: int, args: np.ndarray, threads: int) -> None:
-        self._kept.append(args)
+        self.kept.append(args)
         self.last_arguments = args
         call = (code, runtime.data_pointer(args), threads, self.phase)
-        (self._calls if self._held is None else self._held).append(call)
+        (self.calls if self._held is None else self._held).append(call)
 
     def __len__(self) -> int:
-        return len(self._calls)
+        return len(self.calls)
 
     @contextmanager
-    def held_back(self) -> Iterator[list[tuple[int, int, int, int]]]:
+    def held_back(self) -> Iterator[list[Call]]:
         """Calls noted inside this block go to the list it gives, for `place`: so a call can know the arguments of those
         that will follow it."""
         self._held = held = []
@@ -116,14 +117,14 @@ class Tape:
         finally:
             self._held = None
 
-    def place(self, held: list[tuple[int, int, int, int]]) -> None:
+    def place(self, held: list[Call]) -> None:
         """Append the calls that were held back."""
-        self._calls += held
+        self.calls += held
 
     def run(self, start: int = 0, stop: int | None = None) -> int:
         """Replay the calls start .. stop-1 (default: all); returns where it ended, `stop` unless a stage stopped it."""
         self.status[0] = 0
-        stop = len(self._calls) if stop is None else stop
+        stop = len(self.calls) if stop is None else stop
         return int(_Loop.get()(self._packed, start, stop, self.status, self.cycles))
 
 

@@ -20,6 +20,7 @@ from coli.model.attention import Attention, Paths, Rotation, row_paths
 from coli.model.config import ModelSpec
 from coli.model.kv_cache import KVCache
 from coli.model.latent_attention import LatentAttention
+from coli.model.layer_copies import LayerCopies
 from coli.model.layers import Buffers, Machine, Mlp, Projection, Rows, scaled_add, tile_padded
 from coli.model.loader import LatentWeights, LayerWeights, ModelWeights, MoeWeights
 from coli.model.moe import Experts, Moe
@@ -105,6 +106,7 @@ class Transformer:
         self._machine = Machine(Buffers(), threads)
         residency = None if experts is None else experts.residency
         self._layers = [Layer(spec, layer, residency) for layer in weights.layers]
+        self._copies = LayerCopies([(replace(layer.spec, layer_idx=0), type(layer.mlp)) for layer in weights.layers])
         self._lm_head = Projection("logits", (weights.lm_head,))
         self._frequencies = rope_frequencies(spec.rope)
         self._programs: OrderedDict[tuple[int, int, bool], Program] = OrderedDict()
@@ -312,9 +314,16 @@ class Transformer:
             if spec.embedding_multiplier != 1.0:
                 elementwise.scale(hidden, spec.embedding_multiplier)
             program.layers_start = len(program.tape)
-            for layer in self._layers:
-                layer(machine, hidden, program, rotation)
+            recording = self._copies.recording(program) if machine.sight is None else None
+            for layer_idx, layer in enumerate(self._layers):
+                if recording is None:
+                    layer(machine, hidden, program, rotation)
+                elif not recording.copy(layer_idx):
+                    with recording.layer(layer_idx):
+                        layer(machine, hidden, program, rotation)
                 program.layer_ends.append(len(program.tape))
+            if recording is not None:
+                recording.end()
             if self._experts is not None and self._experts.reads_ahead and S <= MAX_TREE_ROWS and machine.sight is None:
                 self._record_guesses(program, machine)
         return program
