@@ -170,6 +170,7 @@ class _Loader:
         return MlpWeights(*(self.linear(f"{prefix}.{name}_proj") for name in ("gate", "up", "down")))
 
     def layer(self, spec: LayerSpec, latent: bool) -> LayerWeights:
+        self._container.unmap_pages()  # of what has been copied: else the dense weights count twice
         prefix = f"model.layers.{spec.layer_idx}"
         attention = f"{prefix}.self_attn"
         mlp: MlpWeights | MoeWeights
@@ -233,10 +234,12 @@ def load_weights(container: Container, spec: ModelSpec) -> ModelWeights:
     loader = _Loader(container)
     embed_tokens = loader.linear("model.embed_tokens")
     layers = tuple(loader.layer(layer, spec.latent is not None) for layer in spec.layers)
-    return ModelWeights(
+    weights = ModelWeights(
         arena=loader.arena.buffer,
         embed_tokens=embed_tokens,
         layers=layers,
         norm=loader.vector("model.norm.weight"),
         lm_head=loader.tied(embed_tokens) if spec.tie_word_embeddings else loader.linear("lm_head"),
     )
+    container.unmap_pages()
+    return weights

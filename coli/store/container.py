@@ -5,6 +5,7 @@ ranges, not what a tensor means: model.families turns `config` into a spec, and 
 holds what the spec needs. Digests are not verified here.
 """
 
+import contextlib
 import mmap
 import shlex
 from collections.abc import Mapping
@@ -16,6 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from coli.errors import CheckpointError, NotConvertedError, OptionError
+from coli.store import syscalls
 from coli.store.layout import RECORD_ALIGNMENT, Kind, MatrixShape, RecordPart, lay_out_record
 from coli.store.manifest import MANIFEST, Manifest, container_fingerprint, expert_tensor_name, packed_tensors
 from coli.store.safetensors_file import SafetensorsHeader, TensorInfo, read_header
@@ -93,6 +95,11 @@ class Container:
         tensor = self._dense.tensors[name]
         raw = self._data[tensor.start : tensor.end]
         return raw.view(_DTYPES[tensor.dtype]).reshape(tensor.shape)
+
+    def unmap_pages(self) -> None:
+        """Let go of the dense file's pages read so far; they are mapped again when touched, from the page cache."""
+        with contextlib.suppress(OSError):
+            syscalls.madvise(int(self._data.ctypes.data), self._data.nbytes, syscalls.MADV_DONTNEED)
 
     def has(self, name: str) -> bool:
         """Whether there is a matrix or vector of this full tensor name (`....weight`, `....bias`)."""

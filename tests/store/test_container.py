@@ -73,6 +73,14 @@ def test_tensor_names_and_arrays_cover_the_dense_file(pristine: Path) -> None:
     assert header_bytes + total == (pristine / "dense.safetensors").stat().st_size
 
 
+def test_unmapped_pages_come_back_when_touched(pristine: Path) -> None:
+    container = Container.open(pristine)
+    arrays = {name: container.array(name) for name in container.tensor_names()}
+    before = {name: array.copy() for name, array in arrays.items()}
+    container.unmap_pages()
+    assert all(np.array_equal(arrays[name], before[name]) for name in arrays)
+
+
 def test_kinds_are_the_numbers_of_the_kernels() -> None:
     from coli.kernels import matmul
 
