@@ -176,7 +176,7 @@ def cells(result: Mapping[str, Any]) -> list[str]:
 def _band(ends: tuple[float, float] | None) -> str:
     if ends is None:
         return "-"
-    slow, fast = (f"{end:.3g}" for end in ends)
+    slow, fast = (f"{end:.2f}" for end in ends)
     return slow if slow == fast else f"{slow} .. {fast}"
 
 
