@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from coli.drafts.opening import Drafter
@@ -158,6 +158,9 @@ class Generation:
         kind = RejectionSampler if self._accept == "rejection" else Sampler
         sampler = kind(options.sampler, self._seed, spec.vocab_size)
         session = self._session or Session(self._loaded.new_cache(self._context))
+        # a rejection test is exact for a draft that does not share the target's noise: the head's best token
+        drawn = replace(options.sampler, temperature=0.0) if self._accept == "rejection" else options.sampler
+        self._loaded.predict_for(self._drafter, session.cache, drawn, self._seed)
         prompt_ids = session.resume(self._prompt_ids)
         for token_id in engine.generate(session, prompt_ids, limits, sampler, self._drafter, stats):
             piece = answer.push(token_id)

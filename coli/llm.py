@@ -59,7 +59,8 @@ class LLM:
         self._notice = notice
         self._trace = trace
         self._loaded: LoadedModel | None = None
-        self._sources = SourceLibrary(self.spec.vocab_size, lambda: tokenizer.fingerprint, notice, tokenizer)
+        has_mtp = self.spec.mtp is not None and options.mtp
+        self._sources = SourceLibrary(self.spec.vocab_size, lambda: tokenizer.fingerprint, notice, tokenizer, has_mtp)
         self._gating = Gating(container, options, notice)
 
     @classmethod
@@ -156,6 +157,7 @@ class LLM:
         loaded = self.load(context)
         self._gating.join(sources, loaded)
         limits = Limits(options.max_tokens, context, frozenset() if options.ignore_eos else self.tokenizer.end_ids)
+        loaded.predict_for(sources, session.cache, options.sampler, seed)
         rest = session.resume(prompt_ids)
         return Running(loaded.engine, session, rest, limits, sampler, sources, RunStats())
 

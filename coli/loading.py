@@ -6,17 +6,22 @@ Owns the order in which memory is planned and taken, and gives it back. Called b
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 from coli.builtin import is_builtin
+from coli.drafts.base import MAX_DRAFT_TOKENS
+from coli.drafts.opening import Drafter, bind_predictor
 from coli.engine.engine import Engine
+from coli.engine.sampling import Sampler
 from coli.errors import OptionError
 from coli.kernels import attention, indexer, latent, runtime, tape
 from coli.model.config import ModelSpec
-from coli.model.kv_cache import KVCache, kv_bytes_per_token, new_cache
-from coli.model.loader import load_weights
+from coli.model.kv_cache import KVCache, kv_bytes_per_token, mtp_cache_spec, new_cache
+from coli.model.loader import load_weights, loaded_tensors
+from coli.model.mtp import WINDOW, MtpMemory, Predictor
 from coli.model.transformer import Transformer
-from coli.options import EngineOptions
+from coli.options import EngineOptions, SamplerOptions
 from coli.processors import usable_cores
 from coli.report import StoreCounters
 from coli.store.container import Container
@@ -52,6 +57,8 @@ class LoadedModel:
 
         Raises MemoryBudgetError when the parts do not fit the budget, with the arithmetic.
         """
+        if not options.mtp:
+            spec = replace(spec, mtp=None)
         self.container, self.spec, self.options = container, spec, options
         self._notice = notice
         self._trace = trace
@@ -67,7 +74,20 @@ class LoadedModel:
 
     def new_cache(self, context: int) -> KVCache:
         """The attention memory of one sequence of up to `context` positions."""
-        return new_cache(self.spec, context, self.kv_dtype)
+        spec = self.spec
+        cache = new_cache(spec, context, self.kv_dtype)
+        if spec.mtp is not None:
+            head = new_cache(mtp_cache_spec(spec, spec.mtp), context + MAX_DRAFT_TOKENS, self.kv_dtype)
+            cache.follower = MtpMemory(head, spec.hidden_size)
+        return cache
+
+    def predict_for(self, drafter: Drafter, cache: Any, sampler: SamplerOptions, seed: int) -> None:
+        """Let the MTP head, if the model has one, guess for the sequence in `cache`, drawing as the target will."""
+        if self.model.mtp is None or cache.follower is None:
+            return
+        neutral = replace(sampler, repeat_penalty=1.0, presence_penalty=0.0, frequency_penalty=0.0)
+        choose = Sampler(neutral, seed, self.spec.vocab_size).sample
+        bind_predictor(drafter, Predictor(self.model.mtp, cache.follower, choose))
 
     def store_counters(self) -> StoreCounters:
         """What the store has counted since it was opened; prefill included."""
@@ -115,7 +135,7 @@ class LoadedModel:
             return
         kept = self.options.usage is not None or not is_builtin(self.container.path)
         if self._usage is not None and self.options.usage_save and kept:
-            shape = (self.spec.num_hidden_layers, self.spec.num_experts)
+            shape = (self._num_layers, self.spec.num_experts)
             try:
                 self._usage.save(self.store.policy.usage.reshape(shape))
             except (OSError, OptionError) as error:
@@ -123,13 +143,19 @@ class LoadedModel:
                     self._notice(f"usage history not written: {error}")
         self.store.close()
 
+    @property
+    def _num_layers(self) -> int:
+        """Of the store and its history: with the container's MTP head, wanted or not."""
+        return max(self.spec.num_hidden_layers, *(1 + layer_idx for layer_idx in self.container.moe_layers))
+
     def _plan(self, context: int, sessions: int, drafts_bytes: int) -> MemoryPlan:
         spec, container = self.spec, self.container
         records = {i: container.expert_layout(i).record_bytes for i in container.moe_layers}
         per_token = kv_bytes_per_token(spec, self.kv_dtype)
+        window = 0 if spec.mtp is None else 4 * WINDOW * spec.hidden_size
         needs = MemoryNeeds(
-            dense_bytes=sum(container.array(name).nbytes for name in container.tensor_names()),
-            kv_bytes=per_token * context * sessions,
+            dense_bytes=sum(container.array(name).nbytes for name in loaded_tensors(container, spec)),
+            kv_bytes=(per_token * context + window) * sessions,
             working_bytes=working_bytes(spec, min(PREFILL_CHUNK, context), context, self.threads),
             drafts_bytes=min(drafts_bytes, SEARCHED_BYTES),
         )
@@ -144,7 +170,7 @@ class LoadedModel:
         spec, container, options = self.spec, self.container, self.options
         layouts = {i: container.expert_layout(i) for i in container.moe_layers}
         path = options.usage or container.path / USAGE_FILE
-        dimensions = container.fingerprint, spec.num_hidden_layers, spec.num_experts
+        dimensions = container.fingerprint, self._num_layers, spec.num_experts
         self._usage = UsageFile(path, *dimensions, decay=options.usage_decay)
         try:
             history = self._usage.read()
@@ -164,7 +190,7 @@ class LoadedModel:
         )
         return open_store(
             layouts,
-            num_layers=spec.num_hidden_layers,
+            num_layers=self._num_layers,
             num_experts=spec.num_experts,
             num_experts_per_tok=spec.num_experts_per_tok,
             capacity_bytes=self.plan.experts_bytes,
@@ -191,6 +217,8 @@ def working_bytes(spec: ModelSpec, rows: int, context: int, threads: int) -> int
     dense = 4 * max(spec.intermediate_size, spec.shared_expert_intermediate_size)
     routed = A * (4 * spec.moe_intermediate_size + 2 * spec.hidden_size) + spec.num_experts
     floats = rows * (5 * spec.hidden_size + attended + dense + routed) + 64 * spec.vocab_size
+    if spec.mtp is not None:
+        floats += rows * 7 * spec.hidden_size + spec.vocab_size
     if spec.latent is None:
         return 4 * floats + attention.working_bytes(rows, N, K, D, context, threads)
     part, rank = spec.latent, latent.padded(spec.latent.kv_lora_rank)

@@ -78,8 +78,6 @@ def _choices(*allowed: str) -> Bounds:
     return Bounds(choices=allowed)
 
 
-_MTP = "multi-token-prediction drafts"
-
 TABLE: tuple[Setting, ...] = (
     # prompt
     Setting("model", "model", "name", None, "container folder, or a name under the model home", "--model",
@@ -176,7 +174,7 @@ TABLE: tuple[Setting, ...] = (
             _env("DRAFT"), Bounds(0, 63), default_text="the gate decides; 0 with `--gate seed`",
             counter="drafts.ngram"),
     Setting("mtp", "drafts", "bool", None, "draft with the model's own MTP head", "--mtp/--no-mtp", _env("MTP"),
-            default_text="on when present", counter="drafts.mtp", later=_MTP),
+            default_text="on when present", counter="drafts.mtp"),
     Setting("graph", "drafts", "path", None, "n-gram graph to draft from", "--graph", _env("COLI_DRAFT_GRAPH"),
             default_text="off", counter="drafts.graph"),
     Setting("graph_k", "drafts", "int", 5, "graph tokens per forward at most", "--graph-k", _env("SPECULANT_DRAFT__K"),
@@ -431,6 +429,7 @@ class EngineOptions:
     usage_decay: float | None = None
     gate_file: Path | None = None
     gate_save: bool = True
+    mtp: bool = True  # load the model's MTP head, if it has one
 
 
 @dataclass(frozen=True, slots=True)
@@ -483,6 +482,7 @@ def engine_options(r: Resolved) -> EngineOptions:
         kernel_cache=kernel_cache(r), prefetch=r["prefetch"], cap=r["cap"], pin=r["pin"], pin_bytes=r["pin_gb"],
         autopin=r["autopin"], usage=r["usage"], usage_save=r["usage_save"], usage_decay=r["usage_decay"],
         gate_file=r["gate_file"], gate_save=r["gate_save"],
+        mtp=not r["no_drafts"] and r["mtp"] is not False and r["draft"] != 0,
     )  # fmt: skip
 
 

@@ -44,7 +44,7 @@ def record(prompts: list[str]) -> Trace:
                 pass
         store = llm.load(1).store
         assert store is not None
-        model = traced_model(llm.container, llm.spec.num_hidden_layers, llm.spec.num_experts_per_tok)
+        model = traced_model(llm.container, llm.spec.num_stored_layers, llm.spec.num_experts_per_tok)
         return recorder.trace(model, store.policy)
 
 

@@ -129,7 +129,7 @@ class Coli:
         store, spec = self._loaded.store, self._llm.spec
         if store is None or not store.bytes_read:
             return None
-        model = traced_model(self._llm.container, spec.num_hidden_layers, spec.num_experts_per_tok)
+        model = traced_model(self._llm.container, spec.num_stored_layers, spec.num_experts_per_tok)
         trace = self._recorder.trace(model, store.policy)
         counts = replay_setup(trace, trace.setup)
         record = model.experts_bytes / len(model.record_bytes) / model.num_experts

@@ -9,7 +9,8 @@ from typing import Any
 from coli.convert import ConvertOptions, convert
 
 ORACLE = Path(__file__).parent / "oracle"
-FIXTURES = tuple(sorted(path.parent.name for path in ORACLE.glob("*/expected.json")))
+MTP_FIXTURE = "deepseek_v3-mtp"  # beside its head a deepseek_v3 like the other one
+FIXTURES = tuple(sorted({path.parent.name for path in ORACLE.glob("*/expected.json")} - {MTP_FIXTURE}))
 
 
 @functools.cache

@@ -56,7 +56,8 @@ def describe(container: Container) -> dict[str, Any]:
     bytes_per_token_cycle is what one token needs of the experts: all MoE layers x experts per token x record.
     """
     spec = container_spec(container)
-    layouts = [container.expert_layout(layer_idx) for layer_idx in container.moe_layers]
+    layouts = [container.expert_layout(layer_idx) for layer_idx in spec.moe_layers]
+    head = None if spec.mtp is None else container.expert_layout(spec.mtp.layer_idx)
     kinds = Counter(shape.kind.label for shape in container.manifest.tensors.values() if isinstance(shape, MatrixShape))
     return {
         "path": str(container.path),
@@ -77,6 +78,7 @@ def describe(container: Container) -> dict[str, Any]:
         "dense_bytes": sum(container.array(name).nbytes for name in container.tensor_names()),
         "dense_matrices": dict(sorted(kinds.items())),
         "expert_bytes": sum(layout.num_experts * layout.record_bytes for layout in layouts),
+        "mtp_expert_bytes": 0 if head is None else head.num_experts * head.record_bytes,
         "record_bytes": max((layout.record_bytes for layout in layouts), default=0),
         "bytes_per_token_cycle": sum(spec.num_experts_per_tok * layout.record_bytes for layout in layouts),
         "kv_bytes_per_token": {name: kv_bytes_per_token(spec, name) for name in ("f16", "f32")},
@@ -130,6 +132,8 @@ def info_lines(facts: dict[str, Any]) -> list[str]:
             f"records of {size(facts['record_bytes'])}, {facts['num_experts_per_tok']} per token",
             f"token cycle  {size(facts['bytes_per_token_cycle'])} of expert records for one token",
         ]
+    if facts["mtp_expert_bytes"]:
+        lines.append(f"MTP head     one layer more, experts {size(facts['mtp_expert_bytes'])}")
     lines += [
         f"kv           {size(kv['f16'])} per token in f16, {size(kv['f32'])} in f32",
         "quantized    " + ", ".join(f"{name} {value}" for name, value in facts["quantization"].items()),

@@ -93,10 +93,11 @@ def describe(sizes: ModelSizes, settings: Resolved) -> dict[str, Any]:
         "dense_bytes": sizes.dense_bytes,
         "dense_bytes_per_token": sizes.dense_read_bytes,
         "experts_bytes": sizes.experts_bytes,
-        "moe_layers": len(sizes.record_bytes),
+        "moe_layers": len(spec.moe_layers),
         "num_experts": spec.num_experts,
         "num_experts_per_tok": spec.num_experts_per_tok,
-        "record_bytes": max(sizes.record_bytes.values(), default=0),
+        "record_bytes": max((sizes.record_bytes[i] for i in spec.moe_layers), default=0),
+        "mtp_record_bytes": 0 if spec.mtp is None else sizes.record_bytes[spec.mtp.layer_idx],
         "bytes_per_token_cycle": sizes.cycle_bytes,
         "context": context,
         "kv": kv,
@@ -125,6 +126,9 @@ def plan_lines(facts: dict[str, Any]) -> list[str]:
             f"of {size(facts['record_bytes'])}; one token uses {facts['num_experts_per_tok']} a layer, "
             f"{size(facts['bytes_per_token_cycle'])} in all (a token cycle)",
         ]
+    if facts["mtp_record_bytes"]:
+        mtp = facts["mtp_record_bytes"]
+        lines.append(f"MTP head included: one more layer of records of {size(mtp)}; --no-mtp does without its memory")
     lines += [
         f"KV cache {size(facts['kv_bytes_per_token'])} a token ({facts['kv']}), "
         f"{size(facts['kv_bytes_per_token'] * facts['context'])} for {facts['context']} positions (--ctx)",

@@ -50,7 +50,7 @@ def command(prompt: tuple[str, ...], output: Path, **flags: Any) -> None:
         store = llm.load(1).store
         assert store is not None
         trace = recorder.trace(
-            traced_model(llm.container, llm.spec.num_hidden_layers, llm.spec.num_experts_per_tok), store.policy
+            traced_model(llm.container, llm.spec.num_stored_layers, llm.spec.num_experts_per_tok), store.policy
         )
         write_trace(output, trace)
         streams.report(f"{output}: {trace.tokens} decode rows, {size(output.stat().st_size)}")

@@ -57,7 +57,10 @@ def convert_source(
     for assumption in spec.assumed:
         key = assumption.split()[0]
         notice(f"{source.config_path.name} has no {key}: using {assumption}, the default of {spec.model_type}")
-    plan = Plan(spec, match(source, spec), options)
+    matched = match(source, spec)
+    if matched.note is not None:
+        notice(matched.note)
+    plan = Plan(matched, options)
     signature = source.signature()
     identity = [FORMAT_VERSION, __version__, plan.kinds(), signature]
     calibration = options.calibration

@@ -8,6 +8,7 @@ import hashlib
 import json
 import re
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -58,8 +59,6 @@ class GgufSource:
         shapes = {name: file.header.tensors[name].shape for name, file in holders.items()}
         read = deepseek_config if metadata.architecture in DEEPSEEK else config_from_metadata
         config, unknown = read(metadata, shapes, _rope_freqs(holders))
-        if config.get("num_nextn_predict_layers"):
-            holders = {name: file for name, file in holders.items() if _layer(name) < config["num_hidden_layers"]}
         if unknown:
             self.notices.append(
                 f"{paths[0].name}: metadata keys that coli does not know are ignored: {', '.join(unknown)}"
@@ -96,7 +95,7 @@ class GgufSource:
 
     def _check_complete(self, config: Mapping[str, Any]) -> None:
         """CheckpointError with the file's own name of the first tensor that is missing."""
-        spec = spec_from_config(config, self.path)
+        spec = replace(spec_from_config(config, self.path), mtp=None)  # an MTP head may be incomplete
         if spec.latent is not None:
             self.tensors = with_head_matrices(self.tensors, spec, spec.latent)
         missing = [gguf_name(wanted.name) for wanted in dense_tensors(spec) if wanted.name not in self.tensors]
@@ -176,12 +175,6 @@ def _check_split(files: Sequence[GgufFile], holders: Mapping[str, GgufFile]) -> 
         raise CheckpointError(
             f"{path}: {len(holders)} tensors in {len(files)} files, but split.tensors.count is {total}"
         )
-
-
-def _layer(name: str) -> int:
-    """The layer a tensor belongs to, -1 for those of no layer."""
-    match = re.match(r"blk\.(\d{1,9})\.", name)
-    return int(match[1]) if match else -1
 
 
 def _holders(files: Sequence[GgufFile]) -> dict[str, GgufFile]:

@@ -7,14 +7,16 @@ is an error that names the first such tensor and says how many there are.
 
 import re
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+
+import numpy as np
 
 from coli.convert.gpt_oss import with_expert_matrices
 from coli.convert.latent import with_head_matrices
 from coli.convert.source import Rows, Source, SourceTensor
 from coli.errors import CheckpointError
-from coli.model.config import ModelSpec
-from coli.model.tensors import TensorSpec, dense_tensors, expert_matrices
+from coli.model.config import MAX_LAYERS, ModelSpec
+from coli.model.tensors import TensorSpec, dense_tensors, expert_matrices, mtp_prefix, stored_spec
 
 _PREFIXES = (  # of the text model inside multimodal checkpoints
     (re.compile(r"^model\.language_model\.(?!lm_head)"), "model."),
@@ -33,28 +35,59 @@ _RENAMED = (
 _DRAFT_LAYERS = re.compile(r"^model\.mtp_")  # Ernie's, which nothing here reads yet
 _MIXTRAL = ((".block_sparse_moe.", ".mlp."), (".w1.", ".gate_proj."), (".w3.", ".up_proj."), (".w2.", ".down_proj."))
 MAX_MISSING = 10_000  # names collected: a config.json with absurd counts must not cost minutes
+COMPARED_ROWS = 16
 _BUFFERS = re.compile(r"rotary_emb\.inv_freq$")  # old checkpoints store what the config says anyway
 
 
 @dataclass(frozen=True, slots=True)
 class Matched:
-    """Where everything the model needs lies in the source."""
+    """Where everything the model needs lies in the source. `spec`: the model as the source really has it; `note`: a
+    line for the user about its MTP head."""
 
+    spec: ModelSpec
     dense: tuple[tuple[TensorSpec, Rows], ...]
     experts: Mapping[int, tuple[Mapping[str, Rows], ...]]  # layer -> expert -> part -> rows
+    note: str | None = None
 
 
 def match(source: Source, spec: ModelSpec) -> Matched:
-    """Find every tensor of `spec` in `source`; CheckpointError if one is missing, left over or of another shape."""
+    """Find every tensor of `spec` in `source`; CheckpointError if one is missing, left over or of another shape.
+
+    Of an MTP head that is absent or incomplete nothing is taken.
+    """
     tensors = _canonical(source.tensors)
     if spec.latent is not None:
         tensors = with_head_matrices(tensors, spec, spec.latent)
     if spec.model_type == "gpt_oss":
         tensors = with_expert_matrices(tensors, spec)
-    predicts = bool(source.config.get("num_nextn_predict_layers"))
-    extra = f"model.layers.{spec.num_hidden_layers}."  # the layer that predicts the token after next
-    unused = {name for name in tensors if not _ignored(name, extra if predicts else None)}
+    predicts = source.config.get("num_nextn_predict_layers")
+    count = min(predicts, MAX_LAYERS) if isinstance(predicts, int) else 0
+    heads = range(spec.num_hidden_layers, spec.num_hidden_layers + count)
+    extra = tuple(f"model.layers.{layer_idx}." for layer_idx in heads)
+    unused = {name for name in tensors if not _ignored(name, extra)}
+    announced, spec = spec, stored_spec(spec, tensors)
     missing: list[str] = []
+    dense, experts = _found(tensors, spec, unused, missing)
+    note = None
+    if spec.mtp is not None and missing and all(name.startswith(extra) for name in missing):
+        note = f"{source.path.name}: its MTP head lacks {min(missing)} and is left out: no MTP drafts"
+        spec, missing = replace(spec, mtp=None), []
+        dense, experts = _found(tensors, spec, unused, missing)
+    elif announced.mtp is not None and spec.mtp is None:
+        note = f"{source.path.name}: config.json names an MTP head, but its tensors are not here: no MTP drafts"
+    elif spec.mtp is not None:
+        note = _other_copies(source, tensors, spec)
+    if spec.tie_word_embeddings:
+        unused.discard("lm_head.weight")  # a copy of the embedding
+    _refuse(source, missing, "missing")
+    _refuse(source, unused, f"not part of a {spec.model_type} with this config.json")
+    return Matched(spec, tuple(dense), experts, note)
+
+
+def _found(
+    tensors: Mapping[str, SourceTensor], spec: ModelSpec, unused: set[str], missing: list[str]
+) -> tuple[list[tuple[TensorSpec, Rows]], dict[int, tuple[Mapping[str, Rows], ...]]]:
+    """Where the dense tensors and the experts lie; takes them out of `unused`, adds what is not there to `missing`."""
     dense: list[tuple[TensorSpec, Rows]] = []
     for wanted in dense_tensors(spec):
         tensor = tensors.get(wanted.name)
@@ -67,19 +100,32 @@ def match(source: Source, spec: ModelSpec) -> Matched:
         rows = wanted.shape[0] if len(wanted.shape) == 2 else 1
         dense.append((wanted, Rows(tensor, 0, rows)))
     experts: dict[int, tuple[Mapping[str, Rows], ...]] = {}
-    for layer_idx in spec.moe_layers:
+    for layer_idx in spec.record_layers:
         experts[layer_idx] = _experts(tensors, spec, layer_idx, unused, missing)
         if len(missing) > MAX_MISSING:
             break
-    if spec.tie_word_embeddings:
-        unused.discard("lm_head.weight")  # a copy of the embedding
-    _refuse(source, missing, "missing")
-    _refuse(source, unused, f"not part of a {spec.model_type} with this config.json")
-    return Matched(tuple(dense), experts)
+    return dense, experts
 
 
-def _ignored(name: str, extra: str | None) -> bool:
-    return bool(_BUFFERS.search(name) or _DRAFT_LAYERS.search(name)) or (extra is not None and name.startswith(extra))
+def _other_copies(source: Source, tensors: Mapping[str, SourceTensor], spec: ModelSpec) -> str | None:
+    """Published heads carry copies of embedding and output matrix, which are not stored twice; a line if some rows of
+    one differ."""
+    output = "model.embed_tokens.weight" if spec.tie_word_embeddings else "lm_head.weight"
+    copies = (("embed_tokens.weight", "model.embed_tokens.weight"), ("shared_head.head.weight", output))
+    for name, original in copies:
+        copy, ours = tensors.get(mtp_prefix(spec) + name), tensors[original]
+        if copy is None:
+            continue
+        _expect_shape(copy, ours.shape)
+        for row in range(0, spec.vocab_size, 1 + spec.vocab_size // COMPARED_ROWS):
+            if not np.array_equal(copy.read_rows(row, row + 1), ours.read_rows(row, row + 1)):
+                copy_name = mtp_prefix(spec) + name
+                return f"{source.path.name}: {copy_name} differs from {original}; MTP drafts use the latter"
+    return None
+
+
+def _ignored(name: str, extra: tuple[str, ...]) -> bool:
+    return bool(_BUFFERS.search(name) or _DRAFT_LAYERS.search(name)) or name.startswith(extra)
 
 
 def _canonical(tensors: Mapping[str, SourceTensor]) -> dict[str, SourceTensor]:

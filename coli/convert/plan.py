@@ -11,8 +11,7 @@ from coli.convert.importance import Columns, Importance
 from coli.convert.matching import Matched
 from coli.convert.options import ConvertOptions
 from coli.convert.source import Rows
-from coli.model.config import ModelSpec
-from coli.model.tensors import TensorSpec, expert_matrices
+from coli.model.tensors import TensorSpec, expert_matrices, mtp_tensors
 from coli.store.container import DENSE_FILE
 from coli.store.layout import (
     GROUP_SIZE,
@@ -99,27 +98,37 @@ class FilePlan:
 class Plan:
     """Everything conversion writes for one matched source. Kinds may differ between tensors, and records by layer."""
 
-    def __init__(self, spec: ModelSpec, matched: Matched, options: ConvertOptions) -> None:
-        self.spec = spec
+    def __init__(self, matched: Matched, options: ConvertOptions) -> None:
+        self.spec = spec = matched.spec
         self.matched = matched
-        self.tensors: dict[str, MatrixShape | int] = {
-            wanted.name: _stored(wanted, options.dense_kind(rows.native_kind)) for wanted, rows in matched.dense
-        }
+        head = {wanted.name for wanted in mtp_tensors(spec)}
+        self.tensors: dict[str, MatrixShape | int] = {}
+        for wanted, source in matched.dense:
+            kind = options.dense_kind(source.native_kind)
+            if wanted.name in head:
+                kind = _of_head(kind, source.native_kind)
+            self.tensors[wanted.name] = _stored(wanted, kind)
         self._records: dict[int, tuple[Mapping[str, RecordPart], int]] = {}
-        for layer_idx in spec.moe_layers:
-            kinds = [
-                (part, MatrixShape(options.expert_kind(_shared_kind(matched.experts[layer_idx], part)), rows, cols))
-                for part, rows, cols in expert_matrices(spec)
-            ]
+        for layer_idx in spec.record_layers:
+            kinds = []
+            for part, rows, cols in expert_matrices(spec):
+                native = _shared_kind(matched.experts[layer_idx], part)
+                kind = options.expert_kind(native)
+                if layer_idx not in spec.moe_layers:
+                    kind = _of_head(kind, native)
+                kinds.append((part, MatrixShape(kind, rows, cols)))
             self._records[layer_idx] = lay_out_record(kinds, spec.expert_bias)
         self.files: Sequence[FilePlan] = [self._dense_file(), *self._expert_files()]
-        dense = {rows.kind for wanted, rows in self._matrices() if wanted.role == "dense"}
-        experts = {part.kind for parts, _ in self._records.values() for part in parts.values()}
+        matrices = [(wanted.name, stored.kind) for wanted, stored in self._matrices() if wanted.role == "dense"]
+        dense = {kind for name, kind in matrices if name not in head}
+        experts = {part.kind for i in spec.moe_layers for part in self._records[i][0].values()}
         self.quantization = {
             "dense": _labels(dense),
             "experts": _labels(experts or {options.expert_kind()}),
             "group_size": str(GROUP_SIZE),
         }
+        if head:
+            self.quantization["mtp"] = _labels({kind for name, kind in matrices if name in head})
 
         self.importance: Importance | None = None  # set before `stream` where q4 scales are to be weighted
 
@@ -211,9 +220,9 @@ class Plan:
         for layer_idx in file.layers:
             parts, record_bytes = self._records[layer_idx]
             for expert_id, sources in enumerate(self.matched.experts[layer_idx]):
+                known = self.importance if layer_idx in self.spec.moe_layers else None
                 importance = {
-                    part: None if self.importance is None else self.importance.of_expert(layer_idx, expert_id, part)
-                    for part in parts
+                    part: None if known is None else known.of_expert(layer_idx, expert_id, part) for part in parts
                 }
                 yield from _record_stream(parts, sources, importance, start)
                 start += record_bytes
@@ -245,6 +254,11 @@ def _encode_all(rows: Rows, kind: Kind, importance: Columns | None) -> Iterator[
     step = max(TILE_ROWS, BLOCK_WEIGHTS // rows.cols // TILE_ROWS * TILE_ROWS)
     for start in range(0, rows.rows, step):
         yield Encode(rows, kind, start, min(start + step, rows.rows), importance)
+
+
+def _of_head(kind: Kind, native: Kind | None) -> Kind:
+    """The kind of an MTP head's matrix: 8 bits where others get 4, unless the source has no more than 4."""
+    return Kind.Q8 if kind is Kind.Q4 and native is not Kind.Q4 else kind
 
 
 def _shared_kind(experts: Sequence[Mapping[str, Rows]], part: str) -> Kind | None:

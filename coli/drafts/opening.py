@@ -12,6 +12,8 @@ from coli.drafts.corpus import LABEL, CorpusSource, SpanIndex, open_corpus
 from coli.drafts.gate import Gate
 from coli.drafts.gated import TreeSources
 from coli.drafts.merge import MergedSources
+from coli.drafts.mtp import LABEL as MTP_LABEL
+from coli.drafts.mtp import MtpSource, Predictor
 from coli.drafts.ngram import NgramSource
 from coli.errors import OptionError
 
@@ -25,6 +27,7 @@ if TYPE_CHECKING:
 Drafter = MergedSources | TreeSources
 SEED_MINACC = 50
 OWN_NOISE = 0x9E3779B97F4A7C15  # added to the seed for drafts that must not share the target's noise
+SEED_MTP_MINACC = 70
 
 
 class DraftSettings(Protocol):
@@ -40,6 +43,8 @@ class DraftSettings(Protocol):
     def corpus_minacc(self) -> int: ...
     @property
     def draft(self) -> int | None: ...
+    @property
+    def mtp(self) -> bool | None: ...
     @property
     def graph(self) -> Path | None: ...
     @property
@@ -78,8 +83,13 @@ class SourceLibrary:
         fingerprint: Callable[[], str],
         notice: Notice,
         tokenizer: DraftTokenizer | None = None,
+        has_mtp: bool = False,
     ) -> None:
-        """fingerprint: of the model's tokenizer; only asked for when a file names one. tokenizer: for grammars."""
+        """fingerprint: of the model's tokenizer; only asked for when a file names one. tokenizer: for grammars.
+        has_mtp: whether the model brings an MTP head.
+        """
+        self._has_mtp = has_mtp
+        self._told_no_mtp = False
         self._vocab_size = vocab_size
         self._fingerprint = fingerprint
         self._notice = notice
@@ -117,6 +127,8 @@ class SourceLibrary:
             if index is not None:
                 guard = self._corpus_guard(settings)
                 sources.append(CorpusSource(index, depth=settings.corpus_k, guard=guard))
+        if settings.enabled and settings.draft != 0 and settings.mtp is not False:
+            sources += self._mtp_source(settings)
         depth = MAX_DRAFT_TOKENS if settings.draft is None and settings.gate == "auto" else settings.draft
         if settings.enabled and depth:
             sources.append(NgramSource(depth=depth))
@@ -144,6 +156,19 @@ class SourceLibrary:
         """Bytes of the mapped files that are open: the page cache searching them can cause."""
         indexes = [index for _, index in (*self._corpora.values(), *self._graphs.values())]
         return sum(index.mapped_bytes for index in indexes)
+
+    def _mtp_source(self, settings: DraftSettings) -> list[DraftSource]:
+        """None without a head, and one line if it was asked for. Depth 1 unless told or left to the measured gate."""
+        if not self._has_mtp:
+            if settings.mtp and not self._told_no_mtp:
+                self._notice(f"{MTP_LABEL}: this model has no MTP head; the other sources draft without it")
+                self._told_no_mtp = True
+            return []
+        if settings.gate == "auto":
+            worth = DraftWorth(self._gate, self._acceptance)
+            return [MtpSource(depth=settings.draft or MAX_DRAFT_TOKENS, worth=worth)]
+        guard = PausingGuard(MTP_LABEL, self._notice, percent=SEED_MTP_MINACC) if settings.gate == "seed" else None
+        return [MtpSource(depth=settings.draft or 1, guard=guard)]
 
     def _corpus_guard(self, settings: DraftSettings) -> Guard | None:
         """The seed's; with the measured gate only a minimum that differs from the seed's counts, in a true window."""
@@ -205,6 +230,35 @@ class SourceLibrary:
         if version is not None:
             self._corpora[path] = (version, index)
         return index
+
+
+class DraftWorth:
+    """What guesses of the MTP head are worth: expected tokens against the rows they add and their own time."""
+
+    def __init__(self, gate: Gate, acceptance: Acceptance) -> None:
+        self._gate, self._acceptance = gate, acceptance
+
+    def depth(self, limit: int, behind: int, seconds: float) -> int:
+        costs = self._gate.costs
+        if not costs.plain_seconds or self._gate.is_closed:
+            return 0
+        each = seconds / costs.plain_seconds
+        best, best_depth, chance, tokens = 1.0, 0, 1.0, 0.0
+        for depth in range(1, min(limit, MAX_DRAFT_TOKENS - behind) + 1):
+            chance *= self._acceptance.probability(MtpSource.name, 0, behind + depth - 1)
+            tokens += chance
+            further = costs.ratio(1 + behind + depth) - costs.ratio(1 + behind)
+            gain = (1 + tokens) / (1 + further + each * (behind + depth))
+            if gain > best:
+                best, best_depth = gain, depth
+        return best_depth
+
+
+def bind_predictor(drafter: Drafter, predictor: Predictor) -> None:
+    """Give the MTP source among the response's sources what guesses for its sequence."""
+    for source in drafter.sources:
+        if isinstance(source, MtpSource):
+            source.predictor = predictor
 
 
 def _version(path: Path) -> tuple[int, int] | None:

@@ -119,12 +119,23 @@ class ModelSpec:
     lm_head_bias: bool = False
     swiglu_limit: float | None = None  # experts: (up + 1) * gate * sigmoid(1.702 gate), both clamped; None: SwiGLU
     latent: LatentSpec | None = None  # None: keys and values per head, as num_key_value_heads and head_dim say
+    mtp: LayerSpec | None = None  # the layer behind the last, which predicts the token after next
     assumed: tuple[str, ...] = ()  # defaults taken for keys that config.json lacks and that change the output
 
     @property
     def moe_layers(self) -> tuple[int, ...]:
         """Indices of the layers with routed experts, ascending."""
         return tuple(layer.layer_idx for layer in self.layers if layer.is_moe)
+
+    @property
+    def record_layers(self) -> tuple[int, ...]:
+        """Indices of all layers with expert records, the MTP head's included, ascending."""
+        return self.moe_layers if self.mtp is None else (*self.moe_layers, self.mtp.layer_idx)
+
+    @property
+    def num_stored_layers(self) -> int:
+        """num_hidden_layers, and one more with an MTP head."""
+        return self.num_hidden_layers + (self.mtp is not None)
 
 
 class ConfigReader:

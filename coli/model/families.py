@@ -12,9 +12,11 @@ from typing import Any
 from coli.errors import UnsupportedModelError
 from coli.model.config import (
     MAX_EXPERTS,
+    MAX_LAYERS,
     ConfigReader,
     IndexerRole,
     IndexerSpec,
+    LayerSpec,
     ModelSpec,
 )
 from coli.model.family_parts import (
@@ -145,7 +147,7 @@ def _qwen3_moe(reader: ConfigReader) -> ModelSpec:
 
 
 def _glm4_moe(reader: ConfigReader) -> ModelSpec:
-    return common_spec(
+    spec = common_spec(
         reader,
         default_theta=10000.0,
         default_head_dim=128,
@@ -156,6 +158,7 @@ def _glm4_moe(reader: ConfigReader) -> ModelSpec:
         experts=sigmoid_experts(reader),
         sparse=first_dense(reader),
     )
+    return _with_mtp(reader, spec)
 
 
 def _deepseek_v2(reader: ConfigReader) -> ModelSpec:
@@ -174,7 +177,7 @@ def _deepseek_v2(reader: ConfigReader) -> ModelSpec:
 
 
 def _deepseek_v3(reader: ConfigReader) -> ModelSpec:
-    return latent_spec(reader, sigmoid_experts(reader))
+    return _with_mtp(reader, latent_spec(reader, sigmoid_experts(reader)))
 
 
 def _glm_moe_dsa(reader: ConfigReader) -> ModelSpec:
@@ -192,7 +195,15 @@ def _glm_moe_dsa(reader: ConfigReader) -> ModelSpec:
         raise reader.wrong("index_head_dim", "at least qk_rope_head_dim", indexer.index_head_dim)
     roles = _indexer_roles(reader, len(spec.layers))
     layers = tuple(replace(layer, indexer=role) for layer, role in zip(spec.layers, roles, strict=True))
-    return replace(spec, layers=layers)
+    return _with_mtp(reader, replace(spec, layers=layers), indexer="full")
+
+
+def _with_mtp(reader: ConfigReader, spec: ModelSpec, indexer: IndexerRole = "none") -> ModelSpec:
+    """The layer that predicts the token after next, always sparse; of several the first. Whether it is really there
+    the tensors say (tensors.stored_spec)."""
+    if reader.integer("num_nextn_predict_layers", default=0, minimum=0, maximum=MAX_LAYERS) == 0:
+        return spec
+    return replace(spec, mtp=LayerSpec(spec.num_hidden_layers, None, True, indexer))
 
 
 def _indexer_roles(reader: ConfigReader, num_layers: int) -> list[IndexerRole]:

@@ -6,6 +6,8 @@ Called by the model's one thread.
 """
 
 from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -13,9 +15,22 @@ from numpy.typing import NDArray
 from coli.errors import ContextLengthError
 from coli.kernels.attention import copy_slots
 from coli.kernels.latent import padded
-from coli.model.config import LatentSpec, ModelSpec
+from coli.model.config import LatentSpec, LayerSpec, ModelSpec
 
 SLOT_BLOCK = 16
+
+
+class Follower(Protocol):
+    """What keeps rows of its own beside a cache's, and is told what becomes of those (coli.model.mtp)."""
+
+    @property
+    def nbytes(self) -> int: ...
+
+    def rewind(self, length: int) -> None: ...
+
+    def keep_path(self, start: int, rows: Sequence[int]) -> None: ...
+
+    def copy_prefix(self, other: Any, length: int) -> None: ...
 
 
 class KVCache:
@@ -24,6 +39,8 @@ class KVCache:
     Keys: (L, K, capacity/16, D, 16), 16 positions side by side, so that a score is a chain over D for 16 positions at
     once. Values: (L, K, capacity, D). float32, or float16 held as uint16.
     """
+
+    follower: Follower | None = None
 
     def __init__(self, num_layers: int, num_key_value_heads: int, head_dim: int, capacity: int, dtype: str) -> None:
         self.capacity = -(-capacity // SLOT_BLOCK) * SLOT_BLOCK
@@ -69,6 +86,8 @@ class KVCache:
         """Forget every row from position `length` on."""
         assert 0 <= length <= self.length
         self.length = length
+        if self.follower is not None:
+            self.follower.rewind(length)
 
     def copy_prefix(self, other: "KVCache", length: int) -> None:
         """Hold the first `length` rows of `other`, a cache of the same shape, bit for bit, and nothing else."""
@@ -77,7 +96,7 @@ class KVCache:
         blocks = -(-length // SLOT_BLOCK)
         self.keys[:, :, :blocks] = other.keys[:, :, :blocks]
         self.values[:, :, :length] = other.values[:, :, :length]
-        self.length = length
+        self._copied(other, length)
 
     def keep_path(self, start: int, rows: Sequence[int]) -> None:
         """Of the rows appended since `start`, keep `rows` (ascending offsets from it) bit for bit, drop the others."""
@@ -96,7 +115,17 @@ class KVCache:
                     self.capacity,
                     self.is_f16,
                 )
+        self._kept(start, rows)
+
+    def _kept(self, start: int, rows: Sequence[int]) -> None:
         self.length = start + len(rows)
+        if self.follower is not None:
+            self.follower.keep_path(start, rows)
+
+    def _copied(self, other: "KVCache", length: int) -> None:
+        self.length = length
+        if self.follower is not None and other.follower is not None:
+            self.follower.copy_prefix(other.follower, length)
 
 
 class LatentCache(KVCache):
@@ -128,13 +157,18 @@ class LatentCache(KVCache):
         assert (other.capacity, other.is_f16) == (self.capacity, self.is_f16)
         assert length <= other.length
         self.keys[:, :length], self.values[:, :length] = other.keys[:, :length], other.values[:, :length]
-        self.length = length
+        self._copied(other, length)
 
     def keep_path(self, start: int, rows: Sequence[int]) -> None:
         source = start + np.array(rows, np.int64)
         for array in (self.keys, self.values):
             array[:, start : start + len(rows)] = array[:, source]
-        self.length = start + len(rows)
+        self._kept(start, rows)
+
+
+def mtp_cache_spec(spec: ModelSpec, layer: LayerSpec) -> ModelSpec:
+    """What the cache of the MTP head alone is made from."""
+    return replace(spec, num_hidden_layers=1, layers=(replace(layer, layer_idx=0),))
 
 
 def new_cache(spec: ModelSpec, capacity: int, dtype: str) -> KVCache:
@@ -150,7 +184,10 @@ def latent_width(latent: LatentSpec) -> int:
 
 
 def kv_bytes_per_token(spec: ModelSpec, dtype: str) -> int:
-    """Bytes one position takes in all layers, the keys of an indexer included."""
+    """Bytes one position takes in all layers, the keys of an indexer and the MTP head's rows included."""
+    if spec.mtp is not None:
+        alone = replace(mtp_cache_spec(spec, spec.mtp), mtp=None)
+        return kv_bytes_per_token(replace(spec, mtp=None), dtype) + kv_bytes_per_token(alone, dtype)
     values = 2 * spec.num_hidden_layers * spec.num_key_value_heads * spec.head_dim
     if spec.latent is not None:
         values = spec.num_hidden_layers * latent_width(spec.latent)

@@ -4,12 +4,14 @@ Copies every dense tensor out of the mapped file into one anonymous arena (so th
 and sits on huge pages), and keeps that arena alive. Experts stay in the store. Called once, when a model is opened.
 """
 
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
 
 from coli.model.config import LayerSpec, ModelSpec
+from coli.model.tensors import mtp_prefix
 from coli.store.container import Container, ExpertLayout
 
 ALIGNMENT = 64
@@ -99,6 +101,17 @@ class LayerWeights:
 
 
 @dataclass(frozen=True, slots=True)
+class MtpWeights:
+    """The layer that predicts the token after next, and what stands before and behind it."""
+
+    enorm: NDArray[np.float32]
+    hnorm: NDArray[np.float32]
+    eh_proj: Linear
+    layer: LayerWeights
+    shared_head_norm: NDArray[np.float32]
+
+
+@dataclass(frozen=True, slots=True)
 class ModelWeights:
     """Everything dense. `arena` owns the bytes behind every address."""
 
@@ -107,6 +120,7 @@ class ModelWeights:
     layers: tuple[LayerWeights, ...]
     norm: NDArray[np.float32]
     lm_head: Linear
+    mtp: MtpWeights | None = None
 
     @property
     def nbytes(self) -> int:
@@ -114,10 +128,10 @@ class ModelWeights:
 
 
 class _Arena:
-    """Hands out aligned pieces of one buffer, which is big enough for all dense tensors of the container."""
+    """Hands out aligned pieces of one buffer, which is big enough for the tensors `names` of the container."""
 
-    def __init__(self, container: Container) -> None:
-        sizes = [array.nbytes for name in container.tensor_names() for array in [container.array(name)]]
+    def __init__(self, container: Container, names: Iterable[str]) -> None:
+        sizes = [array.nbytes for name in names for array in [container.array(name)]]
         total = sum(-(-size // ALIGNMENT) * ALIGNMENT for size in sizes) + ALIGNMENT
         self.buffer = np.empty(total, np.uint8)
         self._at = -self.buffer.ctypes.data % ALIGNMENT
@@ -131,9 +145,9 @@ class _Arena:
 
 
 class _Loader:
-    def __init__(self, container: Container) -> None:
+    def __init__(self, container: Container, spec: ModelSpec) -> None:
         self._container = container
-        self.arena = _Arena(container)
+        self.arena = _Arena(container, loaded_tensors(container, spec))
 
     def linear(self, name: str) -> Linear:
         matrix = self._container.matrix(f"{name}.weight")
@@ -220,6 +234,16 @@ class _Loader:
             indexer=self.indexer(f"{prefix}.indexer") if self._container.has(f"{prefix}.indexer.wk.weight") else None,
         )
 
+    def mtp(self, spec: ModelSpec, layer: LayerSpec) -> MtpWeights:
+        prefix = mtp_prefix(spec)
+        return MtpWeights(
+            enorm=self.vector(f"{prefix}enorm.weight"),
+            hnorm=self.vector(f"{prefix}hnorm.weight"),
+            eh_proj=self.linear(f"{prefix}eh_proj"),
+            layer=self.layer(layer, spec.latent is not None),
+            shared_head_norm=self.vector(f"{prefix}shared_head.norm.weight"),
+        )
+
     def indexer(self, prefix: str) -> IndexerWeights:
         return IndexerWeights(
             wq_b=self.linear(f"{prefix}.wq_b"),
@@ -229,9 +253,15 @@ class _Loader:
         )
 
 
+def loaded_tensors(container: Container, spec: ModelSpec) -> list[str]:
+    """Names of the dense file's tensors that are loaded: all, without an MTP head that `spec` does not want."""
+    names = container.tensor_names()
+    return names if spec.mtp is not None else [name for name in names if not name.startswith(mtp_prefix(spec))]
+
+
 def load_weights(container: Container, spec: ModelSpec) -> ModelWeights:
     """Read all dense tensors. The container was checked when it was opened, so nothing is missing here."""
-    loader = _Loader(container)
+    loader = _Loader(container, spec)
     embed_tokens = loader.linear("model.embed_tokens")
     layers = tuple(loader.layer(layer, spec.latent is not None) for layer in spec.layers)
     weights = ModelWeights(
@@ -240,6 +270,7 @@ def load_weights(container: Container, spec: ModelSpec) -> ModelWeights:
         layers=layers,
         norm=loader.vector("model.norm.weight"),
         lm_head=loader.tied(embed_tokens) if spec.tie_word_embeddings else loader.linear("lm_head"),
+        mtp=None if spec.mtp is None else loader.mtp(spec, spec.mtp),
     )
     container.unmap_pages()
     return weights

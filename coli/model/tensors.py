@@ -4,8 +4,8 @@ Canonical names are those of the checkpoints (`model.layers.0.self_attn.q_proj.w
 out: experts are records, described by `expert_matrices`.
 """
 
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Collection, Iterator
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from coli.errors import CheckpointError
@@ -37,6 +37,33 @@ def dense_tensors(spec: ModelSpec) -> Iterator[TensorSpec]:
         yield TensorSpec("lm_head.weight", (spec.vocab_size, spec.hidden_size), "dense")
     if spec.lm_head_bias:
         yield TensorSpec("lm_head.bias", (spec.vocab_size,), "bias")
+    yield from mtp_tensors(spec)
+
+
+def mtp_tensors(spec: ModelSpec) -> Iterator[TensorSpec]:
+    """The part of `dense_tensors` that is the MTP head's; embedding and output matrix are the model's own."""
+    if spec.mtp is None:
+        return
+    prefix, hidden = mtp_prefix(spec), spec.hidden_size
+    yield TensorSpec(f"{prefix}enorm.weight", (hidden,), "vector")
+    yield TensorSpec(f"{prefix}hnorm.weight", (hidden,), "vector")
+    yield TensorSpec(f"{prefix}eh_proj.weight", (hidden, 2 * hidden), "dense")
+    yield from _layer_tensors(spec, spec.mtp)
+    yield TensorSpec(f"{prefix}shared_head.norm.weight", (hidden,), "vector")
+
+
+def mtp_prefix(spec: ModelSpec) -> str:
+    """What the names of the head's tensors begin with."""
+    return f"model.layers.{spec.num_hidden_layers}."
+
+
+def stored_spec(spec: ModelSpec, names: Collection[str]) -> ModelSpec:
+    """`spec` without the MTP head, or its indexer, that `names` do not have: configs announce what is not there."""
+    if spec.mtp is None or f"{mtp_prefix(spec)}eh_proj.weight" not in names:
+        return replace(spec, mtp=None)
+    if f"{mtp_prefix(spec)}self_attn.indexer.wk.weight" not in names:
+        return replace(spec, mtp=replace(spec.mtp, indexer="none"))
+    return spec
 
 
 def expert_matrices(spec: ModelSpec) -> tuple[tuple[str, int, int], ...]:
@@ -48,6 +75,7 @@ def expert_matrices(spec: ModelSpec) -> tuple[tuple[str, int, int], ...]:
 def container_spec(container: Container) -> ModelSpec:
     """The spec of an open container, after checking that its tensors and experts are the ones the spec needs."""
     spec = spec_from_config(container.config, container.path / "config.json")
+    spec = stored_spec(spec, container.manifest.tensors)
     needed = {tensor.name: tensor for tensor in dense_tensors(spec)}
     found = container.manifest.tensors
     for name in sorted(needed.keys() ^ found.keys()):
@@ -56,12 +84,12 @@ def container_spec(container: Container) -> ModelSpec:
     for name, tensor in needed.items():
         _expect_shape(container, name, _manifest_shape(tensor), _stored_shape(found[name]))
     num_experts = container.manifest.num_experts
-    if (container.moe_layers, num_experts) != (spec.moe_layers, spec.num_experts):
+    if (container.moe_layers, num_experts) != (spec.record_layers, spec.num_experts):
         raise CheckpointError(
-            f"{container.path}: config.json needs {spec.num_experts} experts in {len(spec.moe_layers)} layers, found"
+            f"{container.path}: config.json needs {spec.num_experts} experts in {len(spec.record_layers)} layers, found"
             f" {num_experts} in {len(container.moe_layers)}: convert the model again"
         )
-    for layer_idx in spec.moe_layers:
+    for layer_idx in spec.record_layers:
         parts = container.expert_layout(layer_idx).parts
         for part, rows, cols in expert_matrices(spec):
             _expect_shape(container, f"layers.{layer_idx}.experts.{part}", (rows, cols), _stored_shape(parts[part]))

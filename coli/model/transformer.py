@@ -24,6 +24,7 @@ from coli.model.layer_copies import LayerCopies
 from coli.model.layers import Buffers, Machine, Mlp, Projection, Rows, scaled_add, tile_padded
 from coli.model.loader import LatentWeights, LayerWeights, ModelWeights, MoeWeights
 from coli.model.moe import Experts, Moe
+from coli.model.mtp import MtpHead, MtpMemory
 from coli.model.program import Guess, Ints, Program, RowInputs, SparsePoint
 from coli.model.rotary import rope_frequencies
 from coli.model.sight import DenseInput, ExpertInputs, Look, Sight
@@ -108,11 +109,14 @@ class Transformer:
         self._layers = [Layer(spec, layer, residency) for layer in weights.layers]
         self._copies = LayerCopies([(replace(layer.spec, layer_idx=0), type(layer.mlp)) for layer in weights.layers])
         self._lm_head = Projection("logits", (weights.lm_head,))
-        self._frequencies = rope_frequencies(spec.rope)
+        self.frequencies = rope_frequencies(spec.rope)
         self._programs: OrderedDict[tuple[int, int, bool], Program] = OrderedDict()
         self._heads: dict[int, Head] = {}
         self._last: Program | None = None
         self._replay_s = 0.0
+        self.mtp: MtpHead | None = None
+        if weights.mtp is not None:
+            self.mtp = MtpHead(self, weights.mtp, Layer(spec, weights.mtp.layer, residency), self._machine)
 
     def forward(
         self,
@@ -156,7 +160,19 @@ class Transformer:
             pass
         self._last = program
         _check(program)
+        if self.mtp is not None:
+            self._tell(self.mtp, groups, program.hidden, prefill)
         return self._logits(program.hidden, logit_rows)
+
+    def _tell(self, head: MtpHead, groups: Sequence[RowGroup], hidden: Rows, prefill: bool) -> None:
+        """Hand the rows of each sequence to what its MTP head keeps."""
+        at = 0
+        for group in groups:
+            count, memory = len(group.token_ids), group.cache.follower
+            if isinstance(memory, MtpMemory):
+                start = group.cache.length - count
+                head.take(memory, start, group.token_ids, hidden[at : at + count], prefill=prefill)
+            at += count
 
     def watch(self, cache: KVCache, token_ids: Ints, look: Look) -> None:
         """A chain of S rows through all layers as in `forward`; `look` sees what every matrix reads, in order.
@@ -197,8 +213,8 @@ class Transformer:
                 return layer_idx
         return None
 
-    def settle(self, committed_rows: Ints) -> None:
-        """Tell the expert store which rows of the last forward were committed."""
+    def settle(self, committed_rows: Ints | int) -> None:
+        """Tell the expert store which rows of the last forward, or how many of the first, were committed."""
         if self._experts is not None:
             self._experts.settle(committed_rows)
 
@@ -210,10 +226,23 @@ class Transformer:
     def phase_seconds(self) -> dict[str, float]:
         """Seconds of all forwards so far by phase (attention, experts, other), waiting for reads not included."""
         tapes = [program.tape for program in self._programs.values()] + [head.tape for head in self._heads.values()]
+        tapes += [] if self.mtp is None else self.mtp.tapes()
         cycles = sum((tape.cycles for tape in tapes), np.zeros(len(PHASES), np.int64))
         total = int(cycles.sum())
         shares = cycles / total if total else np.eye(len(PHASES))[0]
         return {name: float(share) * self._replay_s for name, share in zip(PHASES, shares, strict=True)}
+
+    def replay_all(self, program: Program, *, prefill: bool) -> None:
+        """A program recorded elsewhere, from its first call to its last. Raises NumericError."""
+        for _ in self._run(program, [len(program.tape)], prefill):
+            pass
+        _check(program)
+
+    def replay_tape(self, tape: Tape) -> None:
+        """A tape that needs no experts."""
+        began = time.perf_counter()
+        tape.run(0)
+        self._replay_s += time.perf_counter() - began
 
     def _run(self, program: Program, ends: Sequence[int], prefill: bool) -> Iterator[None]:
         """Replay the tape, bringing experts where it stops for them; yields behind each of `ends` (its call numbers).
@@ -309,7 +338,7 @@ class Transformer:
         flags = np.zeros((spec.num_hidden_layers, 3, machine.threads), np.int64)
         program = Program(tape, inputs, hidden, cache.capacity, cache.is_f16, flags)
         with program.tape.recording():
-            rotation = rope.rope_table(inputs.positions, self._frequencies, spec.rope.attention_factor)
+            rotation = rope.rope_table(inputs.positions, self.frequencies, spec.rope.attention_factor)
             quantize.embed_rows(embed.kind, embed.weights, embed.scales, inputs.token_ids, embed.groups, hidden)
             if spec.embedding_multiplier != 1.0:
                 elementwise.scale(hidden, spec.embedding_multiplier)

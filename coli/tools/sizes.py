@@ -11,12 +11,15 @@ from typing import Any
 from coli.errors import CheckpointError, OptionError
 from coli.model.config import ModelSpec
 from coli.model.families import spec_from_config
-from coli.model.tensors import TensorSpec, container_spec, dense_tensors, expert_matrices
+from coli.model.tensors import TensorSpec, container_spec, dense_tensors, expert_matrices, stored_spec
 from coli.store.container import Container
 from coli.store.layout import TILE_ROWS, Kind, MatrixShape, lay_out_record, round_up
 from coli.store.manifest import MANIFEST
-from coli.store.strict_json import parse_object, read_text_file
+from coli.store.safetensors_file import read_header
+from coli.store.strict_json import parse_object, read_object, read_text_file
 
+INDEX = "model.safetensors.index.json"
+MAX_INDEX_BYTES = 256 << 20
 EMBEDDING = "model.embed_tokens.weight"
 
 
@@ -37,8 +40,8 @@ class ModelSizes:
 
     @property
     def cycle_bytes(self) -> int:
-        """Expert bytes one token uses."""
-        return sum(self.record_bytes.values()) * self.spec.num_experts_per_tok
+        """Expert bytes one token uses; those of an MTP head's guesses come on top."""
+        return sum(self.record_bytes[i] for i in self.spec.moe_layers) * self.spec.num_experts_per_tok
 
     @property
     def dense_read_bytes(self) -> int:
@@ -66,6 +69,10 @@ def model_sizes(path: Path) -> ModelSizes:
     spec = spec_from_config(parse_object(read_text_file(config_path), str(config_path)), config_path)
     weights = tuple(sorted(path.glob("*.safetensors")))
     what = "Hugging Face folder" if weights else "config.json alone"
+    if (path / INDEX).is_file():
+        spec = stored_spec(spec, set(read_object(path / INDEX, MAX_INDEX_BYTES).get("weight_map") or ()))
+    elif weights:
+        spec = stored_spec(spec, {name for shard in weights for name in read_header(shard).tensors})
     return _of_spec(f"{what}, as `coli convert` would write it (dense q8, experts q4)", spec, weights)
 
 
@@ -87,8 +94,8 @@ def _of_gguf(path: Path) -> ModelSizes:
 
     source = GgufSource(path)
     try:
-        spec = spec_from_config(source.config, path)
-        plan = Plan(spec, match(source, spec), ConvertOptions())
+        plan = Plan(match(source, spec_from_config(source.config, path)), ConvertOptions())
+        spec = plan.spec
     finally:
         source.close()
     return ModelSizes(
@@ -103,16 +110,22 @@ def _of_gguf(path: Path) -> ModelSizes:
 
 def _of_spec(source: str, spec: ModelSpec, files: Iterable[Path]) -> ModelSizes:
     stored = {tensor.name: _stored(tensor) for tensor in dense_tensors(spec)}
-    parts = [(name, MatrixShape(Kind.Q4, rows, cols)) for name, rows, cols in expert_matrices(spec)]
-    record = lay_out_record(parts, spec.expert_bias)[1] if spec.moe_layers else 0
+    records = dict.fromkeys(spec.moe_layers, _record_bytes(spec, Kind.Q4)) if spec.moe_layers else {}
+    if spec.mtp is not None:
+        records[spec.mtp.layer_idx] = _record_bytes(spec, Kind.Q8)
     return ModelSizes(
         source,
         spec,
         sum(map(_stored_bytes, stored.values())),
         0 if spec.tie_word_embeddings else _stored_bytes(stored[EMBEDDING]),
-        dict.fromkeys(spec.moe_layers, record),
+        records,
         tuple(files),
     )
+
+
+def _record_bytes(spec: ModelSpec, kind: Kind) -> int:
+    parts = [(name, MatrixShape(kind, rows, cols)) for name, rows, cols in expert_matrices(spec)]
+    return lay_out_record(parts, spec.expert_bias)[1]
 
 
 def _stored(tensor: TensorSpec) -> MatrixShape | int:

@@ -22,6 +22,8 @@ NAMES = (
     (r"self_attn\.indexer\.k_norm", "indexer.k_norm"), (r"self_attn\.indexer\.weights_proj", "indexer.proj"),
     (r"self_attn\.kv_a_proj_with_mqa", "attn_kv_a_mqa"), (r"self_attn\.(kv|q)_a_layernorm", r"attn_\1_a_norm"),
     (r"self_attn\.(\w+)_proj", r"attn_\1"), (r"attn_o\.", "attn_output."), (r"mlp\.gate\.", "ffn_gate_inp."),
+    (r"(blk\.\d+\.)(eh_proj|enorm|hnorm|embed_tokens)", r"\1nextn.\2"),
+    (r"(blk\.\d+\.)shared_head\.(\w+)", r"\1nextn.shared_head_\2"),
     (r"mlp\.shared_experts\.(\w+)_proj", r"ffn_\1_shexp"), (r"mlp\.(\w+)_proj", r"ffn_\1"),
 )  # fmt: skip
 ARCHITECTURES = {

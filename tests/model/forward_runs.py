@@ -5,9 +5,9 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from coli.model.families import spec_from_config
 from coli.model.kv_cache import KVCache, new_cache
 from coli.model.loader import load_weights
+from coli.model.tensors import container_spec
 from coli.model.transformer import Transformer
 from coli.store.container import Container
 from coli.store.expert_store import ExpertStore
@@ -30,7 +30,7 @@ class Runner:
         pinned: tuple[int, ...] = (),
     ) -> None:
         self.container = Container.open(path)
-        self.spec = spec_from_config(self.container.config, path / "config.json")
+        self.spec = container_spec(self.container)
         layouts = {i: self.container.expert_layout(i) for i in self.container.moe_layers}
         self.store: ExpertStore | None = None
         if layouts:
@@ -38,7 +38,7 @@ class Runner:
             count = slots or len(layouts) * self.spec.num_experts
             self.store = open_store(
                 layouts,
-                num_layers=self.spec.num_hidden_layers,
+                num_layers=self.spec.num_stored_layers,
                 num_experts=self.spec.num_experts,
                 num_experts_per_tok=self.spec.num_experts_per_tok,
                 capacity_bytes=count * record,
