@@ -23,7 +23,7 @@ from coli.engine.session import Session
 from coli.errors import CheckpointError, OptionError, WriteError
 from coli.generation import GenerationResult, draw_seed
 from coli.llm import LLM
-from coli.model.kv_cache import SLOT_BLOCK, KVCache
+from coli.model.kv_cache import KVCache
 from coli.options import DraftOptions, GenerateOptions
 from coli.store.safetensors_file import read_header
 from coli.text.prompt import chat_ids, plain_ids
@@ -90,11 +90,8 @@ class Conversation:
         self._session, cache = session, session.cache
         assert isinstance(cache, KVCache)
         length = min(cache.length, len(session.token_ids))
-        arrays = {
-            "token_ids": np.array(session.token_ids[:length], np.int64),
-            "keys": np.ascontiguousarray(cache.keys[:, :, : -(-length // SLOT_BLOCK)]),
-            "values": np.ascontiguousarray(cache.values[:, :, :length]),
-        }
+        keys, values = (np.ascontiguousarray(rows) for rows in cache.held(length))
+        arrays = {"token_ids": np.array(session.token_ids[:length], np.int64), "keys": keys, "values": values}
         said = {"messages": self.messages, "system": self.system}
         metadata = {"format": FORMAT, "model": self._llm.container.fingerprint, "conversation": json.dumps(said)}
         name = ""
@@ -124,17 +121,14 @@ class Conversation:
             length = found.get("token_ids", ("", (0,)))[1][0]
             if length > cache.capacity:
                 raise OptionError(f"{path}: the session has {length} positions, --ctx is {self.context}: raise --ctx")
-            blocks = -(-length // SLOT_BLOCK)
             kind = "U16" if cache.is_f16 else "F32"
-            keys, values = list(cache.keys.shape), list(cache.values.shape)
-            keys[2], values[2] = blocks, length
-            wanted = {"token_ids": ("I64", (length,)), "keys": (kind, tuple(keys)), "values": (kind, tuple(values))}
+            keys, values = cache.held(length)
+            wanted = {"token_ids": ("I64", (length,)), "keys": (kind, keys.shape), "values": (kind, values.shape)}
             if found != wanted:
                 raise OptionError(f"{path}: the session's rows do not fit: expected {wanted}, found {found}")
             said = json.loads(metadata.get("conversation", "{}"))
             session.token_ids = [int(token_id) for token_id in file.get_tensor("token_ids")]
-            cache.keys[:, :, :blocks] = file.get_tensor("keys")
-            cache.values[:, :, :length] = file.get_tensor("values")
+            keys[:], values[:] = file.get_tensor("keys"), file.get_tensor("values")
         self._llm.check_ids(session.token_ids)
         cache.length = length
         self._session = session

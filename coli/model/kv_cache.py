@@ -72,6 +72,10 @@ class KVCache:
     def value_address(self, layer_idx: int) -> int:
         return int(self.values.ctypes.data + layer_idx * self.values.strides[0])
 
+    def held(self, length: int) -> tuple[NDArray[Any], NDArray[Any]]:
+        """The keys and values of the first `length` positions, as views: for saving a session, and for restoring it."""
+        return self.keys[:, :, : -(-length // SLOT_BLOCK)], self.values[:, :, :length]
+
     def append(self, count: int) -> NDArray[np.int64]:
         """Reserve `count` slots behind the rows held; returns them (count,) in order."""
         if self.length + count > self.capacity:
@@ -152,6 +156,9 @@ class LatentCache(KVCache):
             keys[layer_idx] = self.keys.ctypes.data + i * self.keys.strides[0]
         layers = np.arange(len(self.values), dtype=np.int64)
         return keys, self.values.ctypes.data + layers * self.values.strides[0]
+
+    def held(self, length: int) -> tuple[NDArray[Any], NDArray[Any]]:
+        return self.keys[:, :length], self.values[:, :length]
 
     def copy_prefix(self, other: KVCache, length: int) -> None:
         assert (other.capacity, other.is_f16) == (self.capacity, self.is_f16)
