@@ -18,10 +18,10 @@ from typing import Any
 import gguf
 import numpy as np
 from gguf import GGMLQuantizationType as Type
-from make_smol_moe import fetch_gguf
 from numpy.typing import NDArray
 
 from coli.convert.gguf_file import read_header
+from coli.tools.pull import fetch_smollm2
 
 POOL_BLOCKS = 1 << 21  # 38 MB of Q4_0
 TYPES = {"q4_0": Type.Q4_0, "q8_0": Type.Q8_0, "f16": Type.F16}
@@ -379,7 +379,7 @@ def main() -> None:
     shape = replace(shape, layers=args.layers or shape.layers)
     started = time.monotonic()
     with tempfile.TemporaryDirectory() as folder:
-        vocab = args.vocab or fetch_gguf(None, Path(folder))
+        vocab = args.vocab or fetch_smollm2(Path(folder), print)
         write_model(args.output, shape, args.type, vocab, args.seed)
     nbytes = args.output.stat().st_size
     seconds = time.monotonic() - started

@@ -36,6 +36,7 @@ COMMANDS = {
     "run": ("run", "Answer one prompt."),
     "chat": ("chat", "Talk with a model."),
     "serve": ("serve", "Answer an OpenAI-compatible API."),
+    "batch": ("batch", "Answer a file of requests, restartable."),
     "demo": ("demo", "See the built-in model draft and stream."),
     "bench": ("bench", "Measure a model's speed in llama-bench's terms."),
     "pull": ("pull", "Fetch a model and keep it by name."),

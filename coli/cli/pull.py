@@ -24,7 +24,7 @@ SETTINGS = ("threads", "simd", "kernel_cache", "home", "hf_token", "download_mod
 @click.option("--layout", default="moe", show_default=True, type=click.Choice(["moe", "dense"]), help="for smollm2")
 @click.option("--sha256", metavar="HEX", help="what the file behind a URL must be")
 @click.option("--max-size", metavar="SIZE", help="refuse to fetch more  [default: no limit]")
-@click.option("--delete-source", is_flag=True, help="remove the download once it is converted")
+@click.option("--delete-source", is_flag=True, help="remove what is fetched as soon as it is converted")
 @click.option("--quant", type=QUANTIZATIONS, help="type of all matrices  [default: experts q4, dense q8]")
 @click.option("--experts", type=QUANTIZATIONS, help="type of the experts' matrices  [default: --quant, else q4]")
 @click.option("--dense", type=QUANTIZATIONS, help="type of all other matrices  [default: --quant, else q8]")
@@ -64,7 +64,8 @@ def command(
         raise OptionError("--layout: only smollm2 comes in two layouts; leave it out")
     from coli.convert import ConvertOptions  # numba and the kernels: not needed for --help
     from coli.tools.download import MAX_BYTES
-    from coli.tools.pull import PullOptions, pull
+    from coli.tools.pull import pull
+    from coli.tools.repository import PullOptions
 
     options = PullOptions(
         name,

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
+from coli.cli import charts
 from coli.cli.flags import settings_options
 from coli.cli.json_output import STDOUT, write_json
 from coli.cli.report_lines import percent, size
@@ -17,6 +19,7 @@ from coli.options import resolve
 from coli.setting_values import parse_size
 
 if TYPE_CHECKING:
+    from coli.tools.charts import Chart
     from coli.tools.replay import Replay
     from coli.tools.trace import Trace
 
@@ -32,6 +35,7 @@ SHARES = "10%,20%,30%,40%,50%,60%,70%,80%,90%"
 @click.option("--budgets", default=SHARES, show_default=True, metavar="LIST", help="sizes, or shares of all experts")
 @click.option("--warmup", default=0.5, show_default=True, type=click.FloatRange(0, 0.95), help="share not counted")
 @click.option("--per-layer", is_flag=True, help="slots of every layer's own instead of shared ones")
+@click.option("--plot", type=click.Path(path_type=Path), metavar="FILE", help=charts.HELP)
 @click.option("--json", "as_json", is_flag=True, help="print one JSON object instead")
 @settings_options(*SETTINGS)
 def command(
@@ -40,6 +44,7 @@ def command(
     budgets: str,
     warmup: float,
     per_layer: bool,
+    plot: Path | None,
     as_json: bool,
     **flags: Any,
 ) -> None:
@@ -52,6 +57,9 @@ def command(
     streams = Streams(settings["quiet"], settings["verbose"], settings["color"])
     for notice in settings.notices:
         streams.notice(notice)
+    charts.check_picture(plot)
+    if as_json and plot == charts.TERMINAL:
+        raise OptionError("--plot: standard output is taken by --json; give a file")
     from coli.tools.replay import POLICIES, replay, replay_setup
     from coli.tools.trace import Trace
 
@@ -73,6 +81,8 @@ def command(
         write_json(STDOUT, _facts(trace, found))
     else:
         write_output(_table(trace, found, names).encode())
+    if plot is not None:
+        charts.show(_charts(trace, found, names), plot)
 
 
 def _budget(text: str, trace: Trace) -> int:
@@ -111,6 +121,24 @@ def _facts(trace: Trace, found: list[Replay]) -> dict[str, Any]:
             for one in found
         ],
     }
+
+
+def _charts(trace: Trace, found: list[Replay], names: tuple[str, ...]) -> list[Chart]:
+    """Hits and bytes by budget, a line for each policy."""
+    from coli.tools.charts import Chart
+
+    def series(value: Callable[[Replay], float]) -> dict[str, list[tuple[float | str, float]]]:
+        share = 100 / trace.model.experts_bytes
+        return {
+            name: [(round(one.capacity_bytes * share, 1), value(one)) for one in found if one.policy == name]
+            for name in names
+        }
+
+    budget = f"memory for experts, % of {size(trace.model.experts_bytes)}"
+    return [
+        Chart("hit rate of decode unions", budget, "hits", series(lambda one: one.counts.hit_rate), percent=True),
+        Chart("read per token", budget, "MB", series(lambda one: one.bytes_per_token / 1e6)),
+    ]
 
 
 def _table(trace: Trace, found: list[Replay], names: tuple[str, ...]) -> str:

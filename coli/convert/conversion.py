@@ -1,18 +1,19 @@
-"""From an open Source to a container on disk: plan, stream every file through the quantizer, verify, publish.
+"""From an open Source to a container on disk: plan, stream every portion through the quantizer, verify, publish.
 
 Row blocks are read ahead on two threads; the calling thread quantizes (kernels have threads of their own) and writes
 them in order, so that peak memory is a handful of blocks whatever the size of the model. Nothing here knows a format.
+A source whose files are still to come is converted file by file as they arrive (`Delivery`).
 """
 
 import hashlib
 import json
 import os
 import time
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,11 +21,12 @@ from numpy.typing import NDArray
 from coli import __version__
 from coli.convert.matching import match
 from coli.convert.options import ConvertOptions, ConvertReport
-from coli.convert.plan import Encode, FilePlan, Held, Operation, Pad, Plan, Scales, Vector
+from coli.convert.placing import Placed, Portion, portions
+from coli.convert.plan import Encode, FilePlan, Pad, Plan, Vector
 from coli.convert.quantize import encode, pack
-from coli.convert.source import QuantizedRows, Source
+from coli.convert.source import Delivery, QuantizedRows, Source
 from coli.convert.work import WorkFolder, refuse_destination
-from coli.convert.writer import FileWriter, header_bytes, write_file
+from coli.convert.writer import FileWriter, file_digest, header_bytes, write_file
 from coli.errors import CheckpointError, OptionError
 from coli.model.families import spec_from_config
 from coli.model.tensors import container_spec
@@ -42,12 +44,20 @@ _Result = TypeVar("_Result")
 
 
 def convert_source(
-    source: Source, destination: Path, options: ConvertOptions, notice: Notice, progress: Progress | None
+    source: Source,
+    destination: Path,
+    options: ConvertOptions,
+    notice: Notice,
+    progress: Progress | None,
+    delivery: Delivery | None = None,
 ) -> ConvertReport:
     """Write `source` as a container into `destination`, which appears whole or not at all.
 
+    delivery: brings the source's files one by one; None: they are all there.
+
     Raises OptionError for a destination in use or unknown options, UnsupportedModelError and CheckpointError for the
-    source, WriteError for the disk. After an interruption the same call continues where files were finished.
+    source, WriteError for the disk, and what `delivery` raises. After an interruption the same call goes on behind the
+    last finished portion.
     """
     started = time.monotonic()
     destination = Path(os.path.abspath(destination))  # so that "." and "x/.." have a name and a parent
@@ -74,17 +84,37 @@ def convert_source(
     job = hashlib.sha256(json.dumps(identity).encode()).hexdigest()
     with WorkFolder(destination, job) as work:
         resumed = [file for file in plan.files if file.name in work.finished]
-        remaining = [file for file in plan.files if file.name not in work.finished]
-        if resumed:
-            notice(f"continuing an interrupted conversion: {len(resumed)} of {len(plan.files)} files are complete")
+        steps = portions(plan, source.files)
+        counts = Counter(portion.file.name for portion in steps)
+        left = [portion for portion in steps if not _is_written(portion, work)]
+        if len(left) < len(steps):
+            notice(f"continuing an interrupted conversion: {_complete(steps, left, resumed, plan)}")
+        shipping = _Shipping(delivery or _AllThere(), source.files, left)
         side_bytes = sum(_nbytes(item) for item in source.side_files.values())
-        work.check_space(side_bytes + sum(len(header_bytes(file.entries)) + file.data_bytes for file in remaining))
-        if calibration is not None and remaining:
+        headers = sum(
+            len(header_bytes(file.entries)) for file in {portion.file.name: portion.file for portion in left}.values()
+        )
+        work.check_space(side_bytes + headers + sum(portion.nbytes for portion in left) + shipping.room())
+        if calibration is not None and left:
             plan.importance = calibration.measure(signature)
-        meter = _Meter(plan, progress, resumed)
+            left = [portion for portion in portions(plan, source.files) if not _is_written(portion, work)]
+        meter = _Meter(steps, left, progress)
         with ThreadPoolExecutor(READERS, "convert-read") as pool:
-            for file in remaining:
-                work.record(file.name, _write(plan, file, work.path, pool, options.num_threads(), meter))
+            for portion in left:
+                name = portion.file.name
+                shipping.bring(portion)
+                fresh = not work.portions(name)
+                digest = _write(portion, work.path, fresh, pool, options.num_threads(), meter)
+                if digest is not None:
+                    work.record(name, digest)
+                else:
+                    work.record_portion(name, portion.number)
+                    if len(work.portions(name)) == counts[name]:
+                        work.record(name, file_digest(work.path / name))
+                shipping.written(portion)
+        for file in plan.files:
+            if file.name not in work.finished:  # killed behind its last portion
+                work.record(file.name, file_digest(work.path / file.name))
         digests = {file.name: work.finished[file.name].sha256 for file in plan.files}
         for name, item in source.side_files.items():
             digests[name] = write_file(work.path / name, _content(item))
@@ -119,15 +149,25 @@ def _content(item: Path | bytes) -> bytes:
     return item if isinstance(item, bytes) else read_text_file(item, MAX_SIDE_FILE_BYTES)
 
 
+def _is_written(portion: Portion, work: WorkFolder) -> bool:
+    name = portion.file.name
+    return name in work.finished or portion.number in work.portions(name)
+
+
+def _complete(steps: Sequence[Portion], left: Sequence[Portion], resumed: Sequence[FilePlan], plan: Plan) -> str:
+    if len(steps) == len(plan.files):
+        return f"{len(resumed)} of {len(plan.files)} files are complete"
+    return f"{len(steps) - len(left)} of {len(steps)} portions are written"
+
+
 class _Meter:
     """Counts source bytes as their output is written."""
 
-    def __init__(self, plan: Plan, progress: Progress | None, resumed: Sequence[FilePlan]) -> None:
+    def __init__(self, steps: Sequence[Portion], left: Sequence[Portion], progress: Progress | None) -> None:
         self._progress = progress
-        sizes = {file.name: sum(_source_bytes(step) for step in plan.stream(file)) for file in plan.files}
-        self.total = sum(sizes.values())
+        self.total = sum(portion.source_bytes for portion in steps)
         self._done = 0
-        self.add(sum(sizes[file.name] for file in resumed))
+        self.add(self.total - sum(portion.source_bytes for portion in left))
 
     def add(self, nbytes: int) -> None:
         self._done += nbytes
@@ -135,58 +175,81 @@ class _Meter:
             self._progress(self._done, self.total)
 
 
-def _write(plan: Plan, file: FilePlan, folder: Path, pool: ThreadPoolExecutor, threads: int, meter: _Meter) -> str:
-    """Write one file of the plan; returns its sha256."""
-    pending: list[NDArray[Any]] = []
-    held: dict[str, NDArray[Any]] = {}
-    with FileWriter(folder / file.name, file.entries) as writer:
-        for step, block in _in_order(pool, READERS + 1, _read, plan.stream(file)):
-            match step:
-                case Encode(kind=kind):
+class _AllThere:
+    """The delivery of a source whose files are all there."""
+
+    def room(self) -> int:
+        return 0
+
+    def bring(self, name: str) -> None:
+        pass
+
+    def spent(self, name: str) -> None:
+        pass
+
+
+class _Shipping:
+    """Asks for the files that portions need, and says when nothing needs them any more."""
+
+    def __init__(self, delivery: Delivery, files: Sequence[str], left: Sequence[Portion]) -> None:
+        self._delivery = delivery
+        self._users = Counter(name for portion in left for name in portion.needs)
+        for name in files:
+            if not self._users[name]:
+                delivery.spent(name)
+
+    def room(self) -> int:
+        return self._delivery.room()
+
+    def bring(self, portion: Portion) -> None:
+        for name in portion.needs:
+            self._delivery.bring(name)
+
+    def written(self, portion: Portion) -> None:
+        self._users.subtract(portion.needs)
+        for name in portion.needs:
+            if not self._users[name]:
+                self._delivery.spent(name)
+
+
+def _write(
+    portion: Portion, folder: Path, fresh: bool, pool: ThreadPoolExecutor, threads: int, meter: _Meter
+) -> str | None:
+    """Write one portion into its file; returns the file's sha256 if that is all of it."""
+    with FileWriter(folder / portion.file.name, portion.file.entries, fresh=fresh) as writer:
+        for placed, block in _in_order(pool, READERS + 1, _read, iter(portion.steps)):
+            match placed.step:
+                case Encode(kind=kind, rows=rows, importance=importance):
                     assert block is not None
                     if isinstance(block, QuantizedRows):
                         encoded = pack(kind, block)
                     else:
-                        encoded = encode(kind, block, step.rows.tensor.name, threads, step.importance)
-                    writer.write(encoded.weights.data)
+                        encoded = encode(kind, block, rows.tensor.name, threads, importance)
+                    assert encoded.weights.nbytes == placed.nbytes, rows.tensor.name
+                    writer.write(encoded.weights.data, placed.at)
                     if encoded.scales is not None:
-                        pending.append(encoded.scales)
-                case Scales(hold=name):
-                    scales, pending = np.concatenate(pending), []
-                    if name is None:
-                        writer.write(scales.data)
-                    else:
-                        held[name] = scales
-                case Held(name=name):
-                    writer.write(held.pop(name).data)
-                case Vector():
+                        assert encoded.scales.nbytes == placed.scales_bytes, rows.tensor.name
+                        writer.write(encoded.scales.data, placed.scales_at)
+                case Vector(length=length):
                     assert isinstance(block, np.ndarray)
-                    values = np.zeros(step.length, np.float32)
+                    values = np.zeros(length, np.float32)
                     values[: block.size] = block.reshape(-1)
-                    writer.write(values.data)
+                    writer.write(values.data, placed.at)
                 case Pad():
-                    writer.pad(step.end)
-            meter.add(_source_bytes(step))
+                    writer.zeros(placed.nbytes, placed.at)
+            meter.add(placed.source_bytes)
         return writer.finish()
 
 
-def _read(step: Operation) -> NDArray[np.float32] | QuantizedRows | None:
+def _read(placed: Placed) -> NDArray[np.float32] | QuantizedRows | None:
     """The source rows a step needs; runs on a reader thread."""
-    match step:
-        case Encode(kind=kind) if kind is step.rows.native_kind:
-            return step.rows.read_native(step.start, step.stop)
-        case Encode():
-            return step.rows.read(step.start, step.stop)
-        case Vector():
-            return step.rows.read(0, step.rows.rows)
+    match placed.step:
+        case Encode(kind=kind, rows=rows, start=start, stop=stop):
+            return rows.read_native(start, stop) if kind is rows.native_kind else rows.read(start, stop)
+        case Vector(rows=rows):
+            return rows.read(0, rows.rows)
         case _:
             return None
-
-
-def _source_bytes(step: Operation) -> int:
-    if isinstance(step, Encode):
-        return (step.stop - step.start) * step.rows.tensor.row_bytes
-    return step.rows.rows * step.rows.tensor.row_bytes if isinstance(step, Vector) else 0
 
 
 def _in_order(

@@ -51,6 +51,10 @@ class ScaledTensor:
         return self.shape[-1]
 
     @property
+    def files(self) -> frozenset[str]:
+        return self.bytes.files | self.scales.files
+
+    @property
     def native(self) -> None:
         return None
 

@@ -51,6 +51,7 @@ class GgufSource:
     def _open(self) -> None:
         paths = split_files(self.path)
         self._files.extend(GgufFile(path) for path in paths)
+        self.files: Sequence[str] = [path.name for path in paths]
         values = self._files[0].header.metadata
         holders = _holders(self._files)
         _check_split(self._files, holders)

@@ -106,6 +106,10 @@ class GgufTensor:
         return self.info.row_bytes * (self._rows if len(self.shape) == 1 else 1)
 
     @property
+    def files(self) -> frozenset[str]:
+        return frozenset((self.file.header.path.name,))
+
+    @property
     def native(self) -> "NativeRows | None":
         kind = NATIVE_KINDS.get(self.info.kind)
         return None if kind is None else NativeRows(kind, self)

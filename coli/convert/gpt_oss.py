@@ -41,6 +41,10 @@ class TurnedExperts:
         return self.tensor.row_bytes * self.shape[2] // (self.shape[1] * self.step)
 
     @property
+    def files(self) -> frozenset[str]:
+        return self.tensor.files
+
+    @property
     def native(self) -> None:
         return None
 
@@ -78,6 +82,10 @@ class EveryOther:
         return self.tensor.row_bytes
 
     @property
+    def files(self) -> frozenset[str]:
+        return self.tensor.files
+
+    @property
     def native(self) -> NativeRows | None:
         return None if self.tensor.native is None else self
 
@@ -113,6 +121,10 @@ class Alternating:
     @property
     def row_bytes(self) -> int:
         return self.tensor.row_bytes // 2
+
+    @property
+    def files(self) -> frozenset[str]:
+        return self.tensor.files
 
     @property
     def native(self) -> None:

@@ -21,7 +21,7 @@ from coli.convert.mxfp4 import with_mxfp4
 from coli.convert.options import ConvertOptions, ConvertReport
 from coli.errors import CheckpointError, OptionError, UnsupportedModelError
 from coli.store.manifest import MANIFEST
-from coli.store.safetensors_file import SafetensorsFile, TensorInfo
+from coli.store.safetensors_file import SafetensorsFile, SafetensorsHeader, TensorInfo
 from coli.store.strict_json import parse_object, read_object, read_text_file
 
 INDEX = "model.safetensors.index.json"
@@ -56,6 +56,10 @@ class HuggingFaceTensor:
         return self.shape[-1] * self._item_bytes
 
     @property
+    def files(self) -> frozenset[str]:
+        return frozenset((self.file.header.path.name,))
+
+    @property
     def native(self) -> None:
         return None  # numbers only
 
@@ -87,9 +91,13 @@ class HuggingFaceTensor:
 
 
 class HuggingFaceSource:
-    """An open Hugging Face folder; see source.Source."""
+    """An open Hugging Face folder; see source.Source.
 
-    def __init__(self, path: Path) -> None:
+    `coming`: headers of weight files, by name in reading order, that a delivery brings during the conversion, with
+    what tells these weights from any others.
+    """
+
+    def __init__(self, path: Path, coming: tuple[Mapping[str, SafetensorsHeader], str] | None = None) -> None:
         self.path = path
         self.config_path = path / "config.json"
         _refuse_what_is_no_folder(path)
@@ -98,8 +106,11 @@ class HuggingFaceSource:
             raise CheckpointError(f"{self.config_path}: missing, so this is not a Hugging Face model folder")
         self.config_text = read_text_file(self.config_path)
         self.config: Mapping[str, Any] = parse_object(self.config_text, str(self.config_path))
-        names = find_shards(path)
-        self._files = [SafetensorsFile(path / name) for name in names]
+        headers: Mapping[str, SafetensorsHeader] = coming[0] if coming else {}
+        self._identity = coming[1] if coming else None
+        names = list(headers) or find_shards(path)
+        self._files = [SafetensorsFile(path / name, headers.get(name)) for name in names]
+        self.files: Sequence[str] = names
         tensors = _tensors_by_name(self._files)
         _check_index(path, tensors, names)
         fp8 = frozenset(name for name, tensor in tensors.items() if tensor.info.dtype == E4M3)
@@ -110,13 +121,21 @@ class HuggingFaceSource:
 
     def signature(self) -> str:
         digest = hashlib.sha256(self.config_text)
-        for file in [*(file.header.path for file in self._files), *self._side_paths]:
+        weights = [file.header.path for file in self._files]
+        if self._identity is not None:  # weights come and go
+            digest.update(self._identity.encode())
+            weights = []
+        for file in [*weights, *self._side_paths]:
             try:
                 status = file.stat()
             except OSError:
                 raise CheckpointError(f"{file}: gone while it was being converted") from None
             digest.update(f"{file.name}\0{status.st_size}\0{status.st_mtime_ns}\n".encode())
         return digest.hexdigest()
+
+    def file(self, name: str) -> SafetensorsFile:
+        """The weight file of that name."""
+        return self._files[self.files.index(name)]
 
     def close(self) -> None:
         for file in self._files:
@@ -140,12 +159,8 @@ def find_shards(folder: Path) -> list[str]:
     As transformers does: model.safetensors, else what the index names, else a complete run of numbered shards.
     `consolidated.*` (another layout of the same weights) is never read.
     """
-    if _follow(folder / SINGLE):
-        names = [SINGLE]
-    elif _follow(folder / INDEX):
-        names = sorted(set(_weight_map(folder).values()))
-    else:
-        names = _numbered_shards(folder)
+    _follow(folder / SINGLE)
+    names = shards_of(folder, sorted(path.name for path in folder.glob("*.safetensors")))
     missing = [name for name in names if not _follow(folder / name)]
     if missing:
         raise CheckpointError(
@@ -158,9 +173,17 @@ def find_shards(folder: Path) -> list[str]:
     return names
 
 
-def _numbered_shards(folder: Path) -> list[str]:
+def shards_of(folder: Path, found: Sequence[str]) -> list[str]:
+    """Which of the weight files `found` are the model's, by the index in `folder` if there is one; some may miss."""
+    if SINGLE in found:
+        return [SINGLE]
+    if _follow(folder / INDEX):
+        return sorted(set(_weight_map(folder).values()))
+    return _numbered_shards(folder, found)
+
+
+def _numbered_shards(folder: Path, found: Sequence[str]) -> list[str]:
     """Without an index: one file, or one run of NAME-00001-of-0000N, checked to be complete by its numbering."""
-    found = sorted(path.name for path in folder.glob("*.safetensors"))
     names = [name for name in found if not name.startswith("consolidated")]
     if not names:
         raise CheckpointError(f"{folder}: no weights: {_instead_of_weights(folder, found)}")

@@ -43,6 +43,10 @@ class HeadMatrices:
         return self.tensor.row_bytes * (self.cols if self.turned else self.rows) // round_up(self.rows, TILE_ROWS)
 
     @property
+    def files(self) -> frozenset[str]:
+        return self.tensor.files
+
+    @property
     def native(self) -> None:
         return None
 

@@ -47,6 +47,10 @@ class Mxfp4Tensor:
         return self._groups * (GROUP_SIZE // 2 + 1)
 
     @property
+    def files(self) -> frozenset[str]:
+        return self.blocks.files | self.scales.files
+
+    @property
     def native(self) -> NativeRows:
         return self
 

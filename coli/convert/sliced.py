@@ -49,6 +49,10 @@ class _Slice:
         share = self.width / self.whole.shape[1] if self.factor else 1
         return int(self.whole.row_bytes * share)
 
+    @property
+    def files(self) -> frozenset[str]:
+        return self.whole.files
+
     def read_rows(self, start: int, stop: int) -> NDArray[np.float32]:
         if not self.factor:
             return self.whole.read_rows(self.first + start, self.first + stop)
@@ -63,6 +67,7 @@ class _Zeros:
     shape: tuple[int, ...]
     name: str = "router"
     row_bytes: int = 0
+    files: frozenset[str] = frozenset()
     native: None = None
 
     def read_rows(self, start: int, stop: int) -> NDArray[np.float32]:
@@ -87,6 +92,7 @@ class SlicedSource:
         self.config: Mapping[str, Any] = config
         self.config_text = json.dumps(config, indent=1, ensure_ascii=False).encode()
         self.tensors: Mapping[str, SourceTensor] = _tensors(whole.tensors, experts, width)
+        self.files = whole.files
         self.description: Mapping[str, Any] = {**whole.description, "cut_into_experts": experts}
         self.side_files: Mapping[str, Path | bytes] = whole.side_files
 

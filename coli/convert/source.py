@@ -4,7 +4,7 @@ A format (hf.py, gguf.py) implements Source; plan.py turns its tensors into matr
 quantized ones where the source already holds what a container stores, and may come from several threads.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
@@ -52,6 +52,10 @@ class SourceTensor(Protocol):
         """Bytes one row takes in the source, for progress."""
 
     @property
+    def files(self) -> frozenset[str]:
+        """Names, as in Source.files, of the files its rows come from."""
+
+    @property
     def native(self) -> NativeRows | None:
         """The same rows without dequantizing; None where the source holds numbers or a kind we do not store."""
 
@@ -82,6 +86,10 @@ class Source(Protocol):
         """All tensors by the name in the source."""
 
     @property
+    def files(self) -> Sequence[str]:
+        """Names of the weight files, in the order in which they are best read."""
+
+    @property
     def description(self) -> Mapping[str, Any]:
         """What coli.json says about where the model came from; no absolute path."""
 
@@ -93,6 +101,19 @@ class Source(Protocol):
         """Changes when any file of the checkpoint is replaced, grows or shrinks."""
 
     def close(self) -> None: ...
+
+
+class Delivery(Protocol):
+    """Where the files of a source come from while it is being converted, for one that is not all there yet."""
+
+    def room(self) -> int:
+        """Bytes on the disk that the files still to come will take at most at one time."""
+
+    def bring(self, name: str) -> None:
+        """Have the file `name` complete and open; returns at once when it is."""
+
+    def spent(self, name: str) -> None:
+        """All that was made of the file `name` is safely on the disk."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,7 +1,7 @@
 """The hidden work folder `.NAME.partial` next to the destination: lock, record of finished files, final rename.
 
 A conversion killed at any point leaves at most this folder, which no command opens; the next run with the same source
-and options keeps the files its record lists and writes the rest. The destination appears by one rename.
+and options keeps the files and portions its record lists and writes the rest. The destination appears by one rename.
 """
 
 import contextlib
@@ -9,13 +9,13 @@ import fcntl
 import json
 import os
 import shutil
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Set
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Self
 
 from coli.convert.writer import sync_folder, write_error, write_file
-from coli.errors import CheckpointError, OptionError, WriteError
+from coli.errors import CheckpointError, DownloadError, OptionError, WriteError
 from coli.store.container import PARTIAL_SUFFIX
 from coli.store.manifest import MANIFEST
 from coli.store.strict_json import read_object
@@ -41,6 +41,7 @@ class WorkFolder:
         self.path = destination.with_name(f".{destination.name}{PARTIAL_SUFFIX}")
         self._job = job
         self._finished: dict[str, Finished] = {}
+        self._portions: dict[str, dict[int, int]] = {}  # of files begun: portion -> bytes of the whole file
         self._lock = -1
 
     def __enter__(self) -> Self:
@@ -50,8 +51,8 @@ class WorkFolder:
             self.path.mkdir(parents=True, exist_ok=True)
             self._lock = os.open(self.path / LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
             fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            self._finished = self._read_state()
-            self._remove_all_but({LOCK, STATE, *self._finished})
+            self._read_state()
+            self._remove_all_but(self._kept)
         except BlockingIOError:
             os.close(self._lock)
             raise OptionError(f"{self.destination}: another conversion is writing it") from None
@@ -65,9 +66,9 @@ class WorkFolder:
             return
         if kind is not None:
             with contextlib.suppress(OSError):
-                resumable = issubclass(kind, (WriteError, KeyboardInterrupt)) and self._finished
-                if resumable:
-                    self._remove_all_but({LOCK, STATE, *self._finished})
+                resumable = issubclass(kind, (WriteError, DownloadError, KeyboardInterrupt))
+                if resumable and (self._finished or self._portions):
+                    self._remove_all_but(self._kept)
                 else:
                     shutil.rmtree(self.path)
         os.close(self._lock)
@@ -77,12 +78,33 @@ class WorkFolder:
         """Complete files by name."""
         return self._finished
 
+    def portions(self, name: str) -> Set[int]:
+        """Portions of the unfinished file `name` that are written and were read back."""
+        return self._portions.get(name, {}).keys()
+
     def record(self, name: str, sha256: str) -> None:
         """Note, durably, that the file `name` is complete."""
         self._finished[name] = Finished((self.path / name).stat().st_size, sha256)
+        self._portions.pop(name, None)
+        self._write_state()
+
+    def record_portion(self, name: str, number: int) -> None:
+        """Note, durably, that a portion of the file `name` is written."""
+        self._portions.setdefault(name, {})[number] = (self.path / name).stat().st_size
+        self._write_state()
+
+    def _write_state(self) -> None:
         files = {key: {"bytes": value.nbytes, "sha256": value.sha256} for key, value in self._finished.items()}
-        write_file(self.path / STATE, json.dumps({"job": self._job, "files": files}).encode())
+        portions = {
+            name: {"bytes": max(sizes.values()), "written": sorted(sizes)} for name, sizes in self._portions.items()
+        }
+        state = {"job": self._job, "files": files, "portions": portions}
+        write_file(self.path / STATE, json.dumps(state).encode())
         sync_folder(self.path)
+
+    @property
+    def _kept(self) -> set[str]:
+        return {LOCK, STATE, *self._finished, *self._portions}
 
     def check_space(self, nbytes: int) -> None:
         """WriteError if the file system has less than `nbytes` free."""
@@ -105,18 +127,28 @@ class WorkFolder:
             raise write_error(self.destination, error) from None
         sync_folder(self.destination.parent)
 
-    def _read_state(self) -> dict[str, Finished]:
-        """Finished files of an earlier run of the same job; empty for another job or a damaged record."""
+    def _read_state(self) -> None:
+        """What an earlier run of the same job finished; nothing for another job or a damaged record."""
         if not (self.path / STATE).exists():
-            return {}
+            return
         try:
             state = read_object(self.path / STATE)
             files = {name: Finished(item["bytes"], item["sha256"]) for name, item in state["files"].items()}
+            begun = {name: dict.fromkeys(item["written"], item["bytes"]) for name, item in state["portions"].items()}
             if state["job"] != self._job:
-                return {}
-            return {name: item for name, item in files.items() if (self.path / name).stat().st_size == item.nbytes}
-        except (CheckpointError, KeyError, TypeError, AttributeError, OSError):
-            return {}
+                return
+            self._finished = {name: item for name, item in files.items() if self._size(name) == item.nbytes}
+            self._portions = {
+                name: item for name, item in begun.items() if item and self._size(name) == max(item.values())
+            }
+        except (CheckpointError, KeyError, TypeError, AttributeError):
+            self._finished, self._portions = {}, {}
+
+    def _size(self, name: str) -> int | None:
+        try:
+            return (self.path / name).stat().st_size
+        except OSError:
+            return None
 
     def _remove_all_but(self, names: Iterable[str]) -> None:
         keep = set(names)

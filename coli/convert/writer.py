@@ -1,4 +1,4 @@
-"""Output files of a conversion: safetensors written front to back with their digest, and small files written whole.
+"""Output files of a conversion: safetensors written piece by piece and read back, and small files written whole.
 
 Every write and fsync is checked; a failed one is a WriteError that names the file. Nothing here renames into place:
 the work folder (work.py) does that once everything is complete.
@@ -9,6 +9,7 @@ import hashlib
 import json
 import os
 import sys
+import zlib
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Self
@@ -34,46 +35,67 @@ def header_bytes(entries: Sequence[Entry]) -> bytes:
 
 
 class FileWriter:
-    """One safetensors file being written, from the header to the last byte in order."""
+    """One safetensors file being written in any order, checked against what the disk gives back.
 
-    def __init__(self, path: Path, entries: Sequence[Entry]) -> None:
-        self._path = path
+    `fresh`: it does not exist yet and begins with its header; otherwise parts of it were written by an earlier writer.
+    """
+
+    def __init__(self, path: Path, entries: Sequence[Entry], *, fresh: bool) -> None:
+        self._path, self._fresh = path, fresh
         self._header = header_bytes(entries)
-        self._expected = sum(entry.nbytes for entry in entries)
-        self._digest = hashlib.sha256()
-        self.position = -len(self._header)  # in the tensor data
+        self._nbytes = len(self._header) + sum(entry.nbytes for entry in entries)
+        self._pieces: list[tuple[int, int, int]] = []  # offset, bytes, crc32
+        self._position = 0
+        flags = os.O_WRONLY | os.O_CLOEXEC | (os.O_CREAT | os.O_TRUNC if fresh else 0)
         try:
-            self._descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o644)
+            self._descriptor = os.open(path, flags, 0o644)
         except OSError as error:
             raise write_error(path, error) from None
 
-    def write(self, data: memoryview) -> None:
-        """Append the bytes of `data` (C-contiguous, of any item type)."""
-        view = data.cast("B")
-        self._digest.update(view)
-        write_all(self._descriptor, view, self._path)
-        self.position += len(view)
+    def write(self, data: memoryview, at: int) -> None:
+        """Put the bytes of `data` (C-contiguous, of any item type) at byte `at` of the tensor data."""
+        self._put(data.cast("B"), len(self._header) + at)
 
-    def pad(self, end: int) -> None:
-        """Append zeros until `end` bytes of tensor data are written."""
-        assert end >= self.position, f"{self._path}: {self.position} bytes written, more than {end}"
-        while self.position < end:
-            self.write(memoryview(bytes(min(_CHUNK, end - self.position))))
+    def zeros(self, nbytes: int, at: int) -> None:
+        """Put `nbytes` zeros at byte `at` of the tensor data."""
+        for start in range(0, nbytes, _CHUNK):
+            self.write(memoryview(bytes(min(_CHUNK, nbytes - start))), at + start)
 
-    def finish(self) -> str:
-        """Force the file to the disk, read it back from there, and return its sha256."""
-        assert self.position == self._expected, f"{self._path}: {self.position} bytes written, not {self._expected}"
+    def finish(self) -> str | None:
+        """Force what was written to the disk and compare it with what comes back from there.
+
+        Returns the file's sha256 if that was all of it, None if other writers have written or will write the rest.
+        """
         try:
+            if os.fstat(self._descriptor).st_size != self._nbytes:
+                os.ftruncate(self._descriptor, self._nbytes)
             os.fsync(self._descriptor)
         except OSError as error:
             raise write_error(self._path, error) from None
-        digest = self._digest.hexdigest()
-        if file_digest(self._path) != digest:
-            raise WriteError(f"{self._path}: reads back differently from what was written: the disk is failing")
-        return digest
+        digest, end = hashlib.sha256(), 0
+        with self._path.open("rb", buffering=_CHUNK) as file:
+            _forget_cached(file.fileno())
+            for offset, nbytes, crc in sorted(self._pieces):
+                file.seek(offset)
+                data = file.read(nbytes)
+                if zlib.crc32(data) != crc:
+                    raise WriteError(f"{self._path}: reads back differently from what was written: the disk is failing")
+                if offset == end:
+                    digest.update(data)
+                    end += nbytes
+            _forget_cached(file.fileno())
+        return digest.hexdigest() if end == self._nbytes else None
+
+    def _put(self, view: memoryview, offset: int) -> None:
+        if offset != self._position:
+            os.lseek(self._descriptor, offset, os.SEEK_SET)
+        write_all(self._descriptor, view, self._path)
+        self._position = offset + len(view)
+        self._pieces.append((offset, len(view), zlib.crc32(view)))
 
     def __enter__(self) -> Self:
-        self.write(memoryview(self._header))
+        if self._fresh:
+            self._put(memoryview(self._header), 0)
         return self
 
     def __exit__(self, *exception: object) -> None:

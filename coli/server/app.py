@@ -33,18 +33,17 @@ from coli.server.failures import http_error
 from coli.server.guard import App, Guard, HttpError, read_body
 from coli.server.live import MAX_WATCHERS, EngineView, Probe
 from coli.server.logprobs import TokenLogprob
+from coli.server.prompts import chat_choice, completion_choice, conversation_ids, fault
 from coli.server.requests import (
     ChatRequest,
     CompletionRequest,
     DetokenizeRequest,
     GenerateRequest,
     Generating,
-    RefusedFieldError,
     TokenizeRequest,
 )
-from coli.server.tool_calls import parse_calls
 from coli.server.worker import Done, Event, Failed, Job, Worker
-from coli.text.prompt import chat_ids, plain_ids
+from coli.text.prompt import plain_ids
 
 Body = TypeVar("Body", bound=BaseModel)
 
@@ -201,7 +200,10 @@ class Api:
         tools = body.template_tools()
         logprobs = body.wanted_logprobs
         options = body.options(self._defaults)
-        grammar, ids = await run_in_threadpool(lambda: (self._grammar(body), self._chat_ids(body, tools)))
+        think = self._options.think
+        grammar, ids = await run_in_threadpool(
+            lambda: (self._grammar(body), conversation_ids(self._llm, body, tools, think))
+        )
         names = {tool["function"]["name"] for tool in tools or []}
         job, events = self._submit(ids, options, grammar, logprobs)
         answer_id = f"chatcmpl-{secrets.token_hex(12)}"
@@ -211,16 +213,8 @@ class Api:
             told = streams.Extras(with_usage, body.stream_options is not None and body.stream_options.include_drafts)
             return streams.EventStream(streams.chat_stream(head, token_bytes, events, names, told), job)
         text, entries, done = await self._whole(request, job, events)
-        content, calls = parse_calls(text, names) if names else (text, [])
-        message: dict[str, Any] = {"role": "assistant", "content": content or (None if calls else ""), "refusal": None}
-        if calls:
-            message["tool_calls"] = bodies.call_list(calls, answer_id, indexed=False)
-        choice = {
-            "index": 0,
-            "message": message,
-            "logprobs": None if logprobs is None else bodies.chat_logprobs(self._llm.tokenizer.token_bytes, entries),
-            "finish_reason": "tool_calls" if calls else done.finish_reason,
-        }
+        token_bytes = self._llm.tokenizer.token_bytes
+        choice = chat_choice(text, names, answer_id, token_bytes, logprobs, entries, done)
         return JSONResponse({**self._head(answer_id, "chat.completion"), "choices": [choice], **bodies.ending(done)})
 
     async def completion(self, request: Request) -> Response:
@@ -242,12 +236,7 @@ class Api:
             return streams.EventStream(streams.completion_stream(head, token_bytes, events, with_usage), job)
         text, entries, done = await self._whole(request, job, events)
         token_bytes = llm.tokenizer.token_bytes
-        choice = {
-            "index": 0,
-            "text": text,
-            "logprobs": None if body.logprobs is None else bodies.completion_logprobs(token_bytes, entries, 0),
-            "finish_reason": done.finish_reason,
-        }
+        choice = completion_choice(text, token_bytes, body.logprobs, entries, done)
         return JSONResponse({**self._head(answer_id, "text_completion"), "choices": [choice], **bodies.ending(done)})
 
     def _head(self, answer_id: str, kind: str) -> dict[str, Any]:
@@ -262,27 +251,13 @@ class Api:
     def _grammar(self, body: Generating) -> LoadedGrammar | None:
         return body.draft_grammar(self._json_grammar)
 
-    def _chat_ids(self, body: ChatRequest, tools: list[dict[str, Any]] | None) -> list[int]:
-        template, messages = self._llm.chat_template, [message.for_template() for message in body.messages]
-        if template is None:
-            if tools:
-                raise RefusedFieldError("tools", "the model has no chat template to show them in")
-            return plain_ids(self._llm.tokenizer, "\n".join(message["content"] for message in messages))
-        if tools and not template.knows_tools:
-            raise RefusedFieldError("tools", "the model's chat template has no place for tools")
-        think = self._options.think if body.enable_thinking is None else body.enable_thinking
-        return chat_ids(self._llm.tokenizer, template, messages, enable_thinking=think, tools=tools)
-
     async def _read(self, request: Request, kind: type[Body]) -> Body:
         data = await read_body(request, self._options.body_bytes, self._options.body_seconds)
         try:
             return kind.model_validate_json(data)
         except ValidationError as error:
-            first = error.errors(include_url=False, include_input=False)[0]
-            field = ".".join(str(part) for part in first["loc"]) or None
-            if first["type"] == "extra_forbidden":
-                raise HttpError(400, f"{field}: unknown field", field, "unknown_field") from None
-            raise HttpError(400, f"{field or 'body'}: {first['msg']}", field) from None
+            field, message, code = fault(error)
+            raise HttpError(400, message, field, code) from None
 
     def _submit(
         self,

@@ -42,8 +42,8 @@ def pull(config: GraphConfig | VerifierConfig, notice: Notice = to_stderr) -> Pa
     except OptionError:
         if "/" not in name:
             raise
-    from coli.tools.pull import PullOptions
     from coli.tools.pull import pull as fetch
+    from coli.tools.repository import PullOptions
 
     options = PullOptions(token=config.hf_token, download_mode=config.download_mode)
     return fetch(f"hf:{name}", home, options, notice, lambda done, total: None, lambda done, total: None).path

@@ -53,37 +53,44 @@ class SafetensorsHeader:
     file_bytes: int
 
 
-def read_header(path: Path) -> SafetensorsHeader:
-    """Read and check the header of the file at `path`; CheckpointError names the file, the tensor and the fault."""
+def read_header(path: Path, file_bytes: int | None = None) -> SafetensorsHeader:
+    """Read and check the header of the file at `path`; CheckpointError names the file, the tensor and the fault.
+
+    file_bytes: of the whole file, where `path` holds only its beginning so far.
+    """
     try:
         with open_regular(path) as file:
-            file_bytes = os.fstat(file.fileno()).st_size
+            there = os.fstat(file.fileno()).st_size
             prefix = file.read(8)
             refuse_impostor(path, prefix + file.read(120))
-            if len(prefix) < 8:
+            header_bytes = header_length(prefix, path)
+            if 8 + header_bytes > there:
                 raise CheckpointError(
-                    f"{path}: {file_bytes} bytes, too short for a safetensors file: {_DOWNLOAD_AGAIN}"
-                )
-            (header_bytes,) = struct.unpack("<Q", prefix)
-            if header_bytes > MAX_HEADER_BYTES:
-                raise CheckpointError(
-                    f"{path}: header length {header_bytes}, more than the {MAX_HEADER_BYTES} bytes the format allows:"
-                    f" not a safetensors file, or a damaged one"
-                )
-            if 8 + header_bytes > file_bytes:
-                raise CheckpointError(
-                    f"{path}: header cut short: expected {8 + header_bytes} bytes,"
-                    f" found {file_bytes}: {_DOWNLOAD_AGAIN}"
+                    f"{path}: header cut short: expected {8 + header_bytes} bytes, found {there}: {_DOWNLOAD_AGAIN}"
                 )
             file.seek(8)
             text = file.read(header_bytes)
     except OSError as error:
         raise CheckpointError(f"{path}: cannot be read: {error.strerror or error}") from None
+    file_bytes = there if file_bytes is None else file_bytes
     header = parse_object(text, f"{path}: header")
     data_start = 8 + header_bytes
     tensors = {name: _tensor(path, name, entry, data_start) for name, entry in header.items() if name != "__metadata__"}
     _check_coverage(path, tensors, data_start, file_bytes)
     return SafetensorsHeader(path, tensors, data_start, file_bytes)
+
+
+def header_length(prefix: bytes, path: Path) -> int:
+    """Bytes of the header behind the 8 bytes `prefix` that begin the file `path`."""
+    if len(prefix) < 8:
+        raise CheckpointError(f"{path}: {len(prefix)} bytes, too short for a safetensors file: {_DOWNLOAD_AGAIN}")
+    (header_bytes,) = struct.unpack("<Q", prefix[:8])
+    if header_bytes > MAX_HEADER_BYTES:
+        raise CheckpointError(
+            f"{path}: header length {header_bytes}, more than the {MAX_HEADER_BYTES} bytes the format allows:"
+            f" not a safetensors file, or a damaged one"
+        )
+    return int(header_bytes)
 
 
 def _tensor(path: Path, name: str, entry: object, data_start: int) -> TensorInfo:
@@ -141,14 +148,29 @@ def _check_coverage(path: Path, tensors: Mapping[str, TensorInfo], data_start: i
 
 
 class SafetensorsFile:
-    """An open, checked safetensors file. Reads may come from several threads."""
+    """A checked safetensors file, open unless `header` is given: then `open` comes first, once the file is there.
 
-    def __init__(self, path: Path) -> None:
-        self.header = read_header(path)
+    Reads may come from several threads.
+    """
+
+    def __init__(self, path: Path, header: SafetensorsHeader | None = None) -> None:
+        self.header = read_header(path) if header is None else header
+        self._descriptor = -1
+        if header is None:
+            self.open()
+
+    def open(self) -> None:
+        """Open the file for reading; nothing happens if it is."""
+        if self._descriptor >= 0:
+            return
         try:
-            self._descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+            self._descriptor = os.open(self.header.path, os.O_RDONLY | os.O_CLOEXEC)
         except OSError as error:
-            raise CheckpointError(f"{path}: cannot be read: {error.strerror or error}") from None
+            raise CheckpointError(f"{self.header.path}: cannot be read: {error.strerror or error}") from None
+
+    @property
+    def is_open(self) -> bool:
+        return self._descriptor >= 0
 
     def read(self, tensor: TensorInfo, offset: int, nbytes: int) -> NDArray[np.uint8]:
         """`nbytes` bytes of `tensor` from its byte `offset` on; ReadError if the file does not give them."""

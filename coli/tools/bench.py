@@ -1,7 +1,8 @@
 """`coli bench`: how fast a model is, in llama-bench's terms, and what it had to read, hold and compute for that.
 
-ppN computes N ids in chunks, tgN decodes N times one id through the engine, both behind a context of `n_depth` ids. The
-ids are random with a fixed seed. Writes no history: what a benchmark asked for says nothing about its user.
+ppN computes N ids in chunks, tgN decodes N times one id through the engine, vrN computes forwards of N rows as a draft
+of N - 1 ids costs, all behind a context of `n_depth` ids. The ids are random with a fixed seed. Writes no history:
+what a benchmark asked for says nothing about its user.
 """
 
 from __future__ import annotations
@@ -39,6 +40,7 @@ from coli.tools.probe import memory_speed
 
 SEED = 1
 HIGHEST_ID = 32_000  # of the random ids: behind it vocabularies hold rare pieces and placeholders
+VERIFIED = 8  # forwards of so many rows in one repetition
 WARM, COLD = "warm", "cold"
 
 Forecast = Callable[[LoadedModel, "Test"], tuple[float, float] | None]  # expected tokens per second, from .. to
@@ -46,21 +48,27 @@ Forecast = Callable[[LoadedModel, "Test"], tuple[float, float] | None]  # expect
 
 @dataclass(frozen=True, slots=True)
 class Test:
-    """One measurement; either n_prompt or n_gen is 0."""
+    """One measurement; one of n_prompt, n_gen and n_rows is not 0."""
 
     n_prompt: int
     n_gen: int
     n_depth: int
+    n_rows: int = 0
 
     @property
     def name(self) -> str:
-        count = f"pp{self.n_prompt}" if self.n_prompt else f"tg{self.n_gen}"
-        return f"{count} @ d{self.n_depth}" if self.n_depth else count
+        name = f"pp{self.n_prompt}" if self.n_prompt else f"tg{self.n_gen}" if self.n_gen else f"vr{self.n_rows}"
+        return f"{name} @ d{self.n_depth}" if self.n_depth else name
 
     @property
     def positions(self) -> int:
         """Context it needs; decoding begins with an id that is not counted."""
-        return self.n_depth + (self.n_prompt or self.n_gen + 1)
+        return self.n_depth + (self.n_prompt or self.n_rows or self.n_gen + 1)
+
+    @property
+    def ids(self) -> int:
+        """Ids whose time is taken."""
+        return self.n_prompt or self.n_gen or self.n_rows * VERIFIED
 
 
 @dataclass(frozen=True, slots=True)
@@ -241,7 +249,8 @@ class _Runner:
         rng = np.random.default_rng([SEED, test.n_depth])
         ids = [int(i) for i in rng.integers(0, min(loaded.spec.vocab_size, HIGHEST_ID), test.positions)]
         _seek(loaded, session, ids[: test.n_depth])
-        work = (_prompt if test.n_prompt else _decoding)(loaded, session, ids[test.n_depth :])
+        begin = _prompt if test.n_prompt else _decoding if test.n_gen else _verifying
+        work = begin(loaded, session, ids[test.n_depth :])
         before, phases = _counters(loaded), loaded.model.phase_seconds()
         began = time.perf_counter()
         for _ in work:
@@ -257,7 +266,7 @@ class _Runner:
 
     def _result(self, llm: LLM, loaded: LoadedModel, test: Test, samples: Sequence[Sample]) -> dict[str, Any]:
         work, machine = ModelWork.of(llm), loaded.machine()
-        count = test.n_prompt or test.n_gen
+        count = test.ids
         nanoseconds = [round(sample.seconds * 1e9) for sample in samples]
         speeds = [count / sample.seconds for sample in samples]
         hits, misses = sum(s.hits for s in samples), sum(s.misses for s in samples)
@@ -280,6 +289,7 @@ class _Runner:
             "n_prompt": test.n_prompt,
             "n_gen": test.n_gen,
             "n_depth": test.n_depth,
+            "n_rows": test.n_rows,
             "test_time": datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ"),
             "avg_ns": round(sum(nanoseconds) / len(nanoseconds)),
             "stddev_ns": round(deviation(nanoseconds)),
@@ -369,6 +379,18 @@ def _decoding(loaded: LoadedModel, session: Session, ids: Sequence[int]) -> Iter
     tokens = loaded.engine.generate(session, ids[:1], limits, sampler, drafter, RunStats())
     next(tokens)
     return tokens
+
+
+def _verifying(loaded: LoadedModel, session: Session, ids: Sequence[int]) -> Iterator[int]:
+    """Computes the ids as the rows of one forward, again and again; nothing of them stays."""
+    cache: Any = session.cache
+    start, count = cache.length, len(ids)
+    rows = np.arange(count, dtype=np.int64)
+    for _ in range(VERIFIED):
+        loaded.model.forward(cache, np.array(ids, np.int64), start + rows, rows - 1, rows, prefill=False)
+        loaded.model.settle(rows)
+        cache.rewind(start)
+        yield count
 
 
 class _Forced(Sampler):

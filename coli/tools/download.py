@@ -89,6 +89,60 @@ def download(
         transfer.finish(notice)
 
 
+def beginning(remote: Remote, name: str, nbytes: int, pause: Callable[[float], None] = time.sleep) -> tuple[bytes, int]:
+    """The first `nbytes` bytes of `remote`, fewer if it has fewer, and its size; for looking, not for keeping.
+
+    Raises DownloadError that names the file.
+    """
+    for failures in range(TRIES):
+        if failures:
+            pause(2.0 ** (failures - 1))
+        try:
+            with _ask(remote, {"Range": f"bytes=0-{nbytes - 1}"}, name)[0] as response:
+                found = _RANGE.fullmatch(response.headers.get("Content-Range", ""))
+                length = response.headers.get("Content-Length", "")
+                whole = int(found[3]) if found else int(length) if length.isdigit() else None
+                size = remote.size if remote.size is not None else whole
+                if size is None or (whole is not None and whole != size):
+                    raise DownloadError(
+                        f"{name}: expected {size} bytes, the server announces {whole}: "
+                        "the file there is another one than was listed"
+                    )
+                data = response.read(min(nbytes, size))
+                if len(data) == min(nbytes, size):
+                    return data, size
+                reason = f"the connection ended after {len(data)} bytes"
+        except (OSError, http.client.HTTPException) as error:
+            reason = _reason(error)
+    raise DownloadError(f"{name}: {reason}; the same command tries again")
+
+
+def _ask(
+    remote: Remote, headers: Mapping[str, str], name: str, have: int = 0
+) -> tuple[http.client.HTTPResponse, _Redirects]:
+    """The response to a request for `remote`; OSError for what may pass, DownloadError for what will not."""
+    request = urllib.request.Request(remote.url, headers={"User-Agent": f"coli/{__version__}", **headers})
+    request.add_header("Accept-Encoding", "identity")
+    if remote.token:
+        request.add_unredirected_header("Authorization", f"Bearer {remote.token}")
+    redirects = _Redirects()
+    try:
+        return urllib.request.build_opener(redirects).open(request, timeout=TIMEOUT_S), redirects
+    except urllib.error.HTTPError as error:
+        with error:
+            if error.code == 416 and have:
+                raise _TooFarError(errno.EPROTO, "the server has less than is here already") from None
+            if error.code in (408, 425, 429) or error.code >= 500:
+                raise OSError(errno.EAGAIN, f"the server answers {error.code} {error.reason}") from None
+            hint = {401: ": a token is needed (HF_TOKEN)", 403: ": access is not granted", 404: ": no such file"}
+            text = f"{name}: the server answers {error.code} {error.reason}{hint.get(error.code, '')}"
+            raise DownloadError(text) from None
+
+
+class _TooFarError(OSError):
+    """There is no such byte."""
+
+
 class _Transfer:
     """One file on its way; `have` bytes are in the .part file."""
 
@@ -112,21 +166,14 @@ class _Transfer:
         """Ask for what is missing and append what comes."""
         if self.have and not (self.etag or self.sha256 or self.remote.blob):
             self._restart()  # nothing would tell whether the rest belongs to it
-        request = urllib.request.Request(self.remote.url, headers={"User-Agent": f"coli/{__version__}"})
-        request.add_header("Accept-Encoding", "identity")
-        if self.have:
-            request.add_header("Range", f"bytes={self.have}-")
-            if self.etag:
-                request.add_header("If-Range", self.etag)
-        if self.remote.token:
-            request.add_unredirected_header("Authorization", f"Bearer {self.remote.token}")
-        redirects = _Redirects()
+        headers = {"Range": f"bytes={self.have}-"} if self.have else {}
+        if self.have and self.etag:
+            headers["If-Range"] = self.etag
         try:
-            response = urllib.request.build_opener(redirects).open(request, timeout=TIMEOUT_S)
-        except urllib.error.HTTPError as error:
-            with error:
-                self._refused(error)
-            return
+            response, redirects = _ask(self.remote, headers, self.target.name, self.have)
+        except _TooFarError:
+            self._restart()
+            raise
         with response:
             self._linked(redirects.linked)
             self._begin(response)
@@ -214,17 +261,6 @@ class _Transfer:
             if self.remote.blob is not None:
                 blob.update(block)
         return digest.hexdigest(), blob.hexdigest()
-
-    def _refused(self, error: urllib.error.HTTPError) -> None:
-        if error.code == 416 and self.have:
-            self._restart()
-            raise OSError(errno.EPROTO, "the server has less than is here already")
-        if error.code in (408, 425, 429) or error.code >= 500:
-            raise OSError(errno.EAGAIN, f"the server answers {error.code} {error.reason}")
-        hint = {401: ": a token is needed (HF_TOKEN)", 403: ": access is not granted", 404: ": no such file"}
-        raise DownloadError(
-            f"{self.target.name}: the server answers {error.code} {error.reason}{hint.get(error.code, '')}"
-        )
 
     def _linked(self, linked: tuple[str | None, int | None]) -> None:
         """What a hub said of the file before it sent us elsewhere for it."""

@@ -145,6 +145,23 @@ def test_a_missing_libgomp(machine):
     assert "libgomp" in wrong(findings, "threads").remedy
 
 
+def test_a_libgomp_that_the_system_does_not_have():
+    """As the loader says it: neither ctypes nor numba's layer finds the library."""
+    refuse = (
+        "import ctypes\n"
+        "class CDLL(ctypes.CDLL):\n"
+        "    def __init__(self, name, *rest, **more):\n"
+        "        if 'libgomp' in str(name): raise OSError(f'{name}: cannot open shared object file')\n"
+        "        super().__init__(name, *rest, **more)\n"
+        "ctypes.CDLL = CDLL\n"
+        "sys.modules['numba.np.ufunc.omppool'] = None\n"
+    )
+    status, found = alone(prologue=refuse)
+    assert status == 0
+    assert "libgomp.so.1" in found["libgomp"]["found"]
+    assert "libgomp1" in found["libgomp"]["remedy"]
+
+
 def test_a_model_that_is_not_there(coli):
     done = coli("doctor", "nowhere", "--json")
     assert done.status == 1

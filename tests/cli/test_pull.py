@@ -2,16 +2,13 @@
 
 import hashlib
 import json
-import os
-import subprocess
-import sys
 import zipfile
 from pathlib import Path
 
 import pytest
 from containers import ORACLE
 from convert.gguf_models import write_fixture
-from tools.file_server import COMMIT, Site, serving
+from tools.file_server import COMMIT, Site, hub, serving
 
 CHECKPOINT = ORACLE / "qwen3_moe-padvocab"
 FILES = {path.name: path.read_bytes() for path in CHECKPOINT.iterdir() if path.name != "expected.json"}
@@ -80,16 +77,6 @@ def test_names_that_lead_elsewhere_or_nowhere_are_refused(coli, home, arguments)
     assert not home.exists()
 
 
-def hub(site: Site, home: Path, *arguments: str, **variables: str) -> subprocess.CompletedProcess[str]:
-    """`coli pull` in a process of its own: the hub's library reads its variables when it is imported."""
-    pytest.importorskip("huggingface_hub")
-    environment = {**os.environ, "COLI_HOME": str(home), "HF_ENDPOINT": site.address, "HF_HOME": str(home / "hf")}
-    command = [sys.executable, "-m", "coli", "pull", *arguments]
-    return subprocess.run(
-        command, env=environment | variables, capture_output=True, text=True, check=False, stdin=subprocess.DEVNULL
-    )
-
-
 def test_a_repository_is_fetched_with_its_token_checked_and_converted(coli, site, home):
     site.repositories["org/tiny"] |= {"README.md": b"no", "sub/config.json": b"no"}
     done = hub(site, home, "hf:org/tiny@main", HF_TOKEN="hf_secret")
@@ -125,7 +112,7 @@ def test_a_file_name_that_leads_out_of_the_folder_is_refused(site, home):
 
 
 def test_a_repository_s_wrong_hash_size_and_name_are_refused(site, home):
-    site.wrong_hashes = True
+    site.wrong_hashes = ".safetensors"
     done = hub(site, home, "hf:org/tiny")
     assert done.returncode == 1
     assert "model.safetensors: wrong hash" in done.stderr

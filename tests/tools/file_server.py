@@ -4,12 +4,18 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
+import subprocess
+import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
 from typing import Any
+
+import pytest
 
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
 
@@ -28,8 +34,9 @@ class Site:
     ranges: bool = True
     etags: bool = True
     failures: int = 0  # so many requests get 503 first
-    wrong_hashes: bool = False
+    wrong_hashes: str | None = None  # end of the names of those weight files that get a wrong hash
     requests: list[tuple[str, dict[str, str]]] = field(default_factory=list)
+    asked: Callable[[], None] = lambda: None  # called with each request
     address: str = ""
 
 
@@ -61,9 +68,20 @@ def serving(site: Site) -> Iterator[Site]:
             thread.join()
 
 
+def hub(site: Site, home: Path, *arguments: str, **variables: str) -> subprocess.CompletedProcess[str]:
+    """`coli pull` in a process of its own: the hub's library reads its variables when it is imported."""
+    pytest.importorskip("huggingface_hub")
+    environment = {**os.environ, "COLI_HOME": str(home), "HF_ENDPOINT": site.address, "HF_HOME": str(home / "hf")}
+    command = [sys.executable, "-m", "coli", "pull", *arguments]
+    return subprocess.run(
+        command, env=environment | variables, capture_output=True, text=True, check=False, stdin=subprocess.DEVNULL
+    )
+
+
 def answer(handler: BaseHTTPRequestHandler, site: Site) -> None:
     path = handler.path
     site.requests.append((path, {name.lower(): value for name, value in handler.headers.items()}))
+    site.asked()
     handler.close_connection = True
     if site.failures:
         site.failures -= 1
@@ -139,7 +157,9 @@ def listing(handler: BaseHTTPRequestHandler, site: Site, path: str) -> None:
     for name, data in site.repositories[repo].items():
         entry: dict[str, Any] = {"rfilename": name, "size": len(data)}
         if name.endswith(".safetensors"):
-            digest = hashlib.sha256(data + (b"!" if site.wrong_hashes else b"")).hexdigest()
+            digest = hashlib.sha256(
+                data + (b"!" if site.wrong_hashes and name.endswith(site.wrong_hashes) else b"")
+            ).hexdigest()
             entry |= {"blobId": "0" * 40, "lfs": {"sha256": digest, "size": len(data), "pointerSize": 1}}
         else:
             entry["blobId"] = hashlib.sha1(b"blob %d\0" % len(data) + data).hexdigest()

@@ -129,10 +129,10 @@ def test_an_interrupted_calibration_goes_on_and_measures_once(tmp_path, text, mo
     whole = calibrated(SPARSE, tmp_path / "whole", text)
     write = conversion._write
 
-    def stop_at_experts(plan, file, folder, *rest):
-        if file.layers and plan.importance is not None:
+    def stop_at_experts(portion, *rest):
+        if portion.file.layers and getattr(portion.steps[0].step, "importance", None) is not None:
             raise KeyboardInterrupt
-        return write(plan, file, folder, *rest)
+        return write(portion, *rest)
 
     monkeypatch.setattr(conversion, "_write", stop_at_experts)
     with pytest.raises(KeyboardInterrupt):

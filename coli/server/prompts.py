@@ -1,0 +1,74 @@
+"""What a checked request asks the model to read, and its answer's one choice: shared by the routes and by batches."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from pydantic import ValidationError
+
+from coli.llm import LLM
+from coli.server import bodies
+from coli.server.logprobs import TokenLogprob
+from coli.server.requests import ChatRequest, RefusedFieldError
+from coli.server.tool_calls import parse_calls
+from coli.server.worker import Done
+from coli.text.prompt import chat_ids, plain_ids
+
+Bytes = Callable[[int], bytes]
+
+
+def conversation_ids(llm: LLM, body: ChatRequest, tools: list[dict[str, Any]] | None, think: bool | None) -> list[int]:
+    """Ids of the conversation through the model's template. Raises RefusedFieldError, ChatTemplateError."""
+    template, messages = llm.chat_template, [message.for_template() for message in body.messages]
+    if template is None:
+        if tools:
+            raise RefusedFieldError("tools", "the model has no chat template to show them in")
+        return plain_ids(llm.tokenizer, "\n".join(message["content"] for message in messages))
+    if tools and not template.knows_tools:
+        raise RefusedFieldError("tools", "the model's chat template has no place for tools")
+    think = think if body.enable_thinking is None else body.enable_thinking
+    return chat_ids(llm.tokenizer, template, messages, enable_thinking=think, tools=tools)
+
+
+def chat_choice(
+    text: str,
+    tool_names: set[str],
+    answer_id: str,
+    token_bytes: Bytes,
+    logprobs: int | None,
+    entries: Sequence[TokenLogprob],
+    done: Done,
+) -> dict[str, Any]:
+    """The choice of a chat completion; text that calls one of `tool_names` becomes calls."""
+    content, calls = parse_calls(text, tool_names) if tool_names else (text, [])
+    message: dict[str, Any] = {"role": "assistant", "content": content or (None if calls else ""), "refusal": None}
+    if calls:
+        message["tool_calls"] = bodies.call_list(calls, answer_id, indexed=False)
+    return {
+        "index": 0,
+        "message": message,
+        "logprobs": None if logprobs is None else bodies.chat_logprobs(token_bytes, entries),
+        "finish_reason": "tool_calls" if calls else done.finish_reason,
+    }
+
+
+def completion_choice(
+    text: str, token_bytes: Bytes, logprobs: int | None, entries: Sequence[TokenLogprob], done: Done
+) -> dict[str, Any]:
+    """The choice of a text completion."""
+    return {
+        "index": 0,
+        "text": text,
+        "logprobs": None if logprobs is None else bodies.completion_logprobs(token_bytes, entries, 0),
+        "finish_reason": done.finish_reason,
+    }
+
+
+def fault(error: ValidationError) -> tuple[str | None, str, str | None]:
+    """Field, message and code of the first thing wrong with a body."""
+    first = error.errors(include_url=False, include_input=False)[0]
+    field = ".".join(str(part) for part in first["loc"]) or None
+    if first["type"] == "extra_forbidden":
+        return field, f"{field}: unknown field", "unknown_field"
+    return field, f"{field or 'body'}: {first['msg']}", None
