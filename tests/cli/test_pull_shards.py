@@ -17,6 +17,7 @@ from safetensors.numpy import save
 from tools.file_server import Site, hub, serving
 
 SHARDS = 10
+BIG = ("hf:org/big", "--download-mode", "default")  # no questions of the hub's accelerators in between
 HIDDEN, INTER, EXPERTS, LAYERS, VOCAB, HEAD = 128, 64, 24, 6, 384, 32
 
 
@@ -116,7 +117,7 @@ def test_it_is_converted_as_it_comes_and_the_source_goes(site, files, whole, tmp
 
     thread = threading.Thread(target=watch)
     thread.start()
-    done = hub(site, tmp_path, "hf:org/big", "--delete-source", "--threads", "1")
+    done = hub(site, tmp_path, *BIG, "--delete-source", "--threads", "1")
     stop.set()
     thread.join()
     assert done.returncode == 0, done.stderr
@@ -130,13 +131,13 @@ def test_it_is_converted_as_it_comes_and_the_source_goes(site, files, whole, tmp
 
 @pytest.mark.slow
 def test_without_delete_source_the_files_stay_for_another_conversion(site, files, whole, tmp_path):
-    done = hub(site, tmp_path, "hf:org/big", "--threads", "1")
+    done = hub(site, tmp_path, *BIG, "--threads", "1")
     assert done.returncode == 0, done.stderr
     assert contents(tmp_path / "big") == whole
     assert "--delete-source removes it" in done.stderr
     shutil.rmtree(tmp_path / "big")
     site.requests.clear()
-    assert hub(site, tmp_path, "hf:org/big", "--threads", "1").returncode == 0
+    assert hub(site, tmp_path, *BIG, "--threads", "1").returncode == 0
     assert contents(tmp_path / "big") == whole
     assert fetched(site) == []
 
@@ -144,13 +145,13 @@ def test_without_delete_source_the_files_stay_for_another_conversion(site, files
 def test_a_wrong_hash_is_named_and_what_was_converted_stays(site, files, whole, tmp_path):
     names = sorted(name for name in files if name.endswith(".safetensors"))
     site.wrong_hashes = names[6][5:]
-    done = hub(site, tmp_path, "hf:org/big", "--delete-source", "--threads", "1")
+    done = hub(site, tmp_path, *BIG, "--delete-source", "--threads", "1")
     assert done.returncode == 1
     assert f"{names[6]}: wrong hash: expected sha256" in done.stderr
     assert not (tmp_path / "big").exists()
     site.requests.clear()
     site.wrong_hashes = None
-    done = hub(site, tmp_path, "hf:org/big", "--delete-source", "--threads", "1")
+    done = hub(site, tmp_path, *BIG, "--delete-source", "--threads", "1")
     assert done.returncode == 0, done.stderr
     assert "continuing an interrupted conversion" in done.stderr
     assert fetched(site) == names[6:]
@@ -160,7 +161,7 @@ def test_a_wrong_hash_is_named_and_what_was_converted_stays(site, files, whole, 
 @pytest.mark.slow
 def test_a_server_without_ranges_that_breaks_off_is_enough(site, whole, tmp_path):
     site.ranges, site.etags = False, False
-    assert hub(site, tmp_path, "hf:org/big", "--delete-source", "--threads", "1").returncode == 0
+    assert hub(site, tmp_path, *BIG, "--delete-source", "--threads", "1").returncode == 0
     assert contents(tmp_path / "big") == whole
 
 
@@ -168,10 +169,10 @@ def test_a_server_without_ranges_that_breaks_off_is_enough(site, whole, tmp_path
 def test_a_repository_that_changes_meanwhile_is_begun_anew(site, files, tmp_path):
     names = sorted(name for name in files if name.endswith(".safetensors"))
     site.wrong_hashes = names[3][5:]
-    assert hub(site, tmp_path, "hf:org/big", "--delete-source").returncode == 1
+    assert hub(site, tmp_path, *BIG, "--delete-source").returncode == 1
     site.wrong_hashes = None
     site.repositories["org/big"][names[5]] = files[names[4]]
-    done = hub(site, tmp_path, "hf:org/big", "--delete-source")
+    done = hub(site, tmp_path, *BIG, "--delete-source")
     assert done.returncode == 1
     assert names[5] in done.stderr
     assert "Traceback" not in done.stderr
@@ -201,10 +202,10 @@ def small_disk(tmp_path):
 def test_a_disk_that_holds_the_container_and_one_file_is_enough(site, files, whole, small_disk):
     container, slack = sum(map(len, whole.values())), (4 << 20) + 600_000
     disk = small_disk(container + max(weights(files)) + slack)
-    done = hub(site, disk, "hf:org/big", "--delete-source", "--threads", "1")
+    done = hub(site, disk, *BIG, "--delete-source", "--threads", "1")
     assert done.returncode == 0, done.stderr
     assert contents(disk / "big") == whole
-    kept = hub(site, disk, "hf:org/big", "--name", "other")
+    kept = hub(site, disk, *BIG, "--name", "other")
     assert kept.returncode == 1
     assert "free some space" in kept.stderr
 
@@ -221,7 +222,7 @@ def test_a_disk_that_somebody_else_fills_leaves_nothing_broken(site, files, whol
             (disk / "filler").write_bytes(bytes(max(free - room // 8, 0)))
 
     site.asked = fill
-    done = hub(site, disk, "hf:org/big", "--delete-source", "--threads", "1")
+    done = hub(site, disk, *BIG, "--delete-source", "--threads", "1")
     assert done.returncode == 1, done.stderr
     assert "free some space" in done.stderr
     assert "Traceback" not in done.stderr
@@ -229,7 +230,7 @@ def test_a_disk_that_somebody_else_fills_leaves_nothing_broken(site, files, whol
     (disk / "filler").unlink()
     site.asked = lambda: None
     site.requests.clear()
-    done = hub(site, disk, "hf:org/big", "--delete-source", "--threads", "1")
+    done = hub(site, disk, *BIG, "--delete-source", "--threads", "1")
     assert done.returncode == 0, done.stderr
     assert contents(disk / "big") == whole
     assert not set(fetched(site)) & set(names[:5])
@@ -254,7 +255,7 @@ def watch(frame, event, function):
 
 sys.setprofile(watch)
 try:
-    main(["pull", "hf:org/big", "--delete-source", "--threads", "1", "--quiet"])
+    main(["pull", "hf:org/big", "--download-mode", "default", "--delete-source", "--threads", "1", "--quiet"])
 finally:
     sys.setprofile(None)
     print(int(sys.argv[1]) - left)
@@ -293,6 +294,6 @@ def test_a_kill_costs_no_more_than_the_file_in_hand(site, files, whole, tmp_path
     done = dying(site, tmp_path, int(total * share))
     assert done.returncode == -signal.SIGKILL, done.stderr
     site.requests.clear()
-    assert hub(site, tmp_path, "hf:org/big", "--delete-source", "--threads", "1").returncode == 0
+    assert hub(site, tmp_path, *BIG, "--delete-source", "--threads", "1").returncode == 0
     assert contents(tmp_path / "big") == whole
     assert len(fetched(site)) <= SHARDS * (1 - share) + 2
