@@ -6,6 +6,7 @@ Every sample is several records of one kind. The ways of decoding take turns on 
 slows all of them alike, and every answer must equal plain decoding's. `grammar` has the kind's keys, quotes and small
 sets of values, no answer; `others' answers` is a corpus of the same kind from other texts; `this answer` is the replay.
 Sources keep what they learn from sample to sample, as in a server or a batch; the first of each kind stands apart.
+`--gate always` drafts every proposal in full, the default gate (`seed`) only what its rules allow.
 """
 
 from __future__ import annotations
@@ -106,6 +107,7 @@ def measure(options: argparse.Namespace) -> dict[str, Way]:
             drafts = {
                 "plain": DraftOptions(enabled=False),
                 "grammar": DraftOptions(grammar=rules),
+                "grammar, --gate always": DraftOptions(grammar=rules, gate="always"),
                 "n-grams": DraftOptions(draft=8),
                 "corpus: others' answers": DraftOptions(corpus=known, corpus_minacc=0),
                 "corpus: this answer": DraftOptions(corpus=replay, corpus_minacc=0),
@@ -114,6 +116,9 @@ def measure(options: argparse.Namespace) -> dict[str, Way]:
                     grammar=rules, draft=8, corpus=known, corpus_minacc=0
                 ),
                 "grammar, n-grams, this answer": DraftOptions(grammar=rules, draft=8, corpus=replay, corpus_minacc=0),
+                "grammar, n-grams, others' answers, --gate always": DraftOptions(
+                    grammar=rules, draft=8, corpus=known, corpus_minacc=0, gate="always"
+                ),
             }
             for way, draft in drafts.items():
                 result = llm.generate(ids, wanted, draft).result
