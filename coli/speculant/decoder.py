@@ -55,7 +55,8 @@ class SpeculativeDecoder:
         notice: Notice | None = None,
     ) -> None:
         """graph_path: made by GraphBuilder or `coli graph build`, None drafts nothing; accept: match (the bytes do not
-        depend on the graph) or rejection (their law does not), None: COLI_ACCEPT, else match. notice: hears what a
+        depend on the graph) or rejection (their law does not), None: COLI_ACCEPT, else match. COLI_GATE decides whether
+        drafts have to pay (auto, as a rule) or are always made (seed). notice: hears what a
         command would say on standard error.
 
         Raises OptionError with the `coli pull` line for a model that is not here, CorpusError for a graph that is none

@@ -21,7 +21,7 @@ def graph(coli, tmp_path: Path) -> list[object]:
     assert coli("graph", "build", *names, "--format", "ids", "-o", tmp_path / "g", "--model", model).status == 0
     (tmp_path / "prompts").write_text("\n\n".join(PROMPTS) + "\n")
     args = ["graph", "bench", tmp_path / "g", "--model", model, "--raw", "--prompts", tmp_path / "prompts"]
-    return [*args, "--ignore-eos", "--max-tokens", 40, "--rounds", 1]
+    return [*args, "--ignore-eos", "--max-tokens", 40, "--rounds", 1, "--gate", "seed"]
 
 
 def test_the_figures_of_the_graph_tool_are_printed(coli, graph):

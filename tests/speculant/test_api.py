@@ -33,6 +33,7 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     shutil.copytree(container("olmoe-base", "f32"), home / "Tiny-3B")
     (home / "Tiny-3B" / "pull.json").write_text(json.dumps({"what": f"hf:{MODEL_NAME}@main"}))
     monkeypatch.setenv("COLI_HOME", str(home))
+    monkeypatch.setenv("COLI_GATE", "seed")  # what the measured gate lets pass depends on the machine's mood
     monkeypatch.chdir(tmp_path)
     shutil.copyfile(CONTRACT, "corpus.txt")
     return home
