@@ -4,7 +4,7 @@
 
 Drives the server's engine thread without HTTP: 1, 2, 4 and 8 different requests at once, no drafts, a warm-up round
 before the measured ones; prints one line per round and a table of medians. Experts
-and bytes are those of decoding. MODEL: a container, else the built-in one.
+and bytes are those of decoding; MODEL: a container, else the built-in one.
 """
 
 import argparse

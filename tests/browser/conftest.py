@@ -7,8 +7,8 @@ import sys
 from pathlib import Path
 
 import pytest
+from browser.waiting import until
 
-playwright = pytest.importorskip("playwright.sync_api")
 BROWSER = os.environ.get("CHROMIUM") or shutil.which("chromium") or shutil.which("chromium-browser")
 
 # the server's fixtures, under another name than this conftest's
@@ -22,17 +22,9 @@ _spec.loader.exec_module(_fixtures)
 start = _fixtures.start
 
 
-def until(page, expression: str, arg: object = None) -> None:
-    """Wait for it. Playwright's own wait_for_function evaluates in the page, which the page's policy forbids."""
-    for _ in range(1500):
-        if page.evaluate(expression, arg):
-            return
-        page.wait_for_timeout(20)
-    raise AssertionError(f"waited in vain for {expression}")
-
-
 @pytest.fixture(scope="session")
 def browser():
+    playwright = pytest.importorskip("playwright.sync_api")
     if BROWSER is None:
         pytest.skip("no Chromium: install Debian's package or name one in CHROMIUM")
     with playwright.sync_playwright() as running:

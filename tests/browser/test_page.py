@@ -5,7 +5,7 @@ import time
 
 import httpx
 import pytest
-from browser.conftest import until
+from browser.waiting import until
 
 from coli.options import DraftOptions, GenerateOptions, SamplerOptions
 
