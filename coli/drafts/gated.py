@@ -133,20 +133,34 @@ class TreeSources:
         return trie, before
 
     def _go_on(self, trie: DraftTrie, most: int, owner: int, draft: Draft, end: int) -> None:
-        """Ask the other sources what follows the chain, if its end is likely to be reached and more could pay."""
-        probability, chance = self._acceptance.probability, 1.0
-        name, match_length = self.sources[owner].name, draft.match_length
-        for depth in range(len(draft)):
-            chance *= probability(name, match_length, depth)
-            if chance < ENDS_LIKELY:
+        """Ask the other sources what follows the chain, and what follows the first answer, and so on.
+
+        Only as long as the end is likely to be reached and more could pay. So a forced span, a guessed value and the
+        next forced span come into one forward.
+        """
+        chain: tuple[int, ...] = ()
+        chance = 1.0
+        while True:
+            for depth in range(len(draft)):
+                name = self.sources[owner].name
+                chance *= self._acceptance.probability(name, draft.match_length, len(chain) + depth)
+                if chance < ENDS_LIKELY:
+                    return
+            chain += draft.token_ids
+            following: tuple[int, Draft, int] | None = None
+            for index, source in enumerate(self.sources):
+                if index == owner or len(chain) >= most:
+                    continue  # the owner has just said that it knows nothing further
+                more = source.propose(most - len(chain), chain)
+                more = None if more is None else more.trimmed(most - len(chain), self._vocab_size)
+                if more is None:
+                    continue
+                last = trie.add(more, index, end, len(chain))
+                if following is None and more.is_chain:
+                    following = index, more, last
+            if following is None:
                 return
-        for index, source in enumerate(self.sources):
-            if index == owner:
-                continue  # it has just said that it knows nothing further
-            more = source.propose(most - len(draft), draft.token_ids)
-            more = None if more is None else more.trimmed(most - len(draft), self._vocab_size)
-            if more is not None:
-                trie.add(more, index, end, len(draft))
+            owner, draft, end = following
 
     def _count(self, trie: DraftTrie, before: Sequence[int]) -> None:
         """Sources count what they say; here `proposed` is what was drafted of it, the rest is declined."""

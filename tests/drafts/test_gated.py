@@ -54,7 +54,11 @@ def test_others_go_on_from_the_end_of_a_likely_chain():
     acceptance = Acceptance()
     for _ in range(20):
         acceptance.add("grammar", 0, 0, True)
-    going_on = ScriptedSource("corpus", lambda context, limit: Draft.chain(range(len(context), 9), "corpus"))
+
+    def counting(context: list[int], limit: int) -> Draft | None:
+        return Draft.chain(range(len(context), 9), "corpus") if len(context) < 9 else None
+
+    going_on = ScriptedSource("corpus", counting)
     grammar = ScriptedSource("grammar", lambda context, limit: Draft.chain([1, 2], "grammar"))
     drafter = TreeSources([going_on, grammar], vocab_size=10, acceptance=acceptance)
     drafter.begin([0] * 5)
@@ -62,6 +66,25 @@ def test_others_go_on_from_the_end_of_a_likely_chain():
     assert draft is not None
     at = draft.token_ids.index(2)
     assert (7, at) in pairs(draft), "corpus saw the context with the span behind it"
+
+
+def test_a_guess_fills_the_gap_between_two_spans_in_one_draft():
+    acceptance = Acceptance()
+    for source in ("grammar", "mtp"):
+        for depth in range(3):
+            for _ in range(20):
+                acceptance.add(source, 0, depth, True)
+    spans = {0: [1, 2], 3: [4, 5]}  # what is forced behind an id
+    forced = ScriptedSource(
+        "grammar", lambda context, limit: Draft.chain(spans[context[-1]], "grammar") if context[-1] in spans else None
+    )
+    value = ScriptedSource("mtp", lambda context, limit: Draft.chain([3], "mtp") if context[-1] == 2 else None)
+    drafter = TreeSources([value, forced], vocab_size=10, acceptance=acceptance)
+    drafter.begin([0])
+    draft = drafter.propose(63)
+    assert draft is not None
+    assert (draft.token_ids, draft.is_chain) == ((1, 2, 3, 4, 5), True)
+    assert drafter.propose(4).token_ids == (1, 2, 3, 4)  # type: ignore[union-attr]
 
 
 def test_a_declined_proposal_is_judged_by_what_is_emitted():
