@@ -27,6 +27,8 @@ PIECE_BYTES = 1 << 20
 MAX_LINE_BYTES = 256 << 20
 _LOG_LINE = re.compile(rb"\[TOKENS\][0-9 ]*generated:([0-9 ]*)")
 _NOT_IDS = re.compile(rb"[^0-9+\- \t\n\r\v\f]")
+# a negative number between white space; the text begins with a field or white space
+_SEPARATOR = re.compile(rb"(?<![^ \t\n\r\v\f])-(?=[0-9]*[1-9])[0-9]{1,18}(?![^ \t\n\r\v\f])")
 
 
 @dataclass(frozen=True, slots=True)
@@ -179,34 +181,57 @@ def _json_lines(file: BinaryIO, source: Input, field: str) -> Iterator[Document]
 def _id_runs(file: BinaryIO, source: Input, vocab_size: int) -> Iterator[Document]:
     """Runs between negative numbers, as in the seed's corpus file."""
     run: list[int] = []
-    start = offset = 0
-    for offset, field in _fields(file):
-        if not re.fullmatch(rb"[+-]?[0-9]{1,18}", field):
-            shown = ascii(field[:24].decode("utf-8", "replace"))
-            raise CorpusError(f"{_name(source)}: {shown} at byte {offset}: expected a token id or a negative separator")
-        token_id = int(field)
-        if token_id < 0:
-            if run:
-                yield Document(start, ids=run)
-            run = []
-            continue
-        if not run:
-            start = offset
-        _check_ids([token_id], source, offset, vocab_size)
-        run.append(token_id)
+    start = 0
+    for offset, text in _whole_fields(file):
+        at = 0
+        for separator in (*_SEPARATOR.finditer(text), None):
+            part = text[at:] if separator is None else text[at : separator.start()]
+            ids = _plain_ids(part, vocab_size)
+            if ids is None:
+                ids = _checked_ids(part, source, offset + at, vocab_size)
+            if ids and not run:
+                start = offset + at + len(part) - len(part.lstrip())
+            run += ids
+            if separator is not None:
+                if run:
+                    yield Document(start, ids=run)
+                run, at = [], separator.end()
     if run:
         yield Document(start, ids=run)
 
 
-def _fields(file: BinaryIO) -> Iterator[tuple[int, bytes]]:
-    """(byte offset, field) between white space; a field cut by the end of a piece is put together again."""
+def _plain_ids(text: bytes, vocab_size: int) -> list[int] | None:
+    """The ids of text that is digits and white space only; None if it has to be looked at field by field."""
+    if text.translate(None, b"0123456789 \t\n\r\v\f"):
+        return None
+    fields = text.split()
+    if max(map(len, fields), default=0) > 18:
+        return None
+    ids = list(map(int, fields))
+    return ids if max(ids, default=0) < vocab_size else None
+
+
+def _checked_ids(text: bytes, source: Input, offset: int, vocab_size: int) -> list[int]:
+    """The same, or CorpusError with the byte of what is no id. offset: of the text."""
+    ids: list[int] = []
+    for match in re.finditer(rb"[^ \t\n\r\v\f]+", text):
+        field, at = match.group(), offset + match.start()
+        if not re.fullmatch(rb"[+-]?[0-9]{1,18}", field):
+            shown = ascii(field[:24].decode("utf-8", "replace"))
+            raise CorpusError(f"{_name(source)}: {shown} at byte {at}: expected a token id or a negative separator")
+        _check_ids([int(field)], source, at, vocab_size)
+        ids.append(int(field))
+    return ids
+
+
+def _whole_fields(file: BinaryIO) -> Iterator[tuple[int, bytes]]:
+    """(byte offset, text) pieces that end behind a whole field; a field cut by a read is put together again."""
     offset, rest = 0, b""
     while True:
         data = file.read(PIECE_BYTES)
         text = rest + data
         whole = len(text) if not data else max(text.rfind(space) for space in b" \t\n\r\v\f") + 1
-        for match in re.finditer(rb"[^ \t\n\r\v\f]+", text[:whole]):
-            yield offset + match.start(), match.group()
+        yield offset, text[:whole]
         offset += whole
         rest = text[whole:]
         if not data:
