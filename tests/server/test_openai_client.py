@@ -232,7 +232,7 @@ SHOWS_TOOLS = "{% for t in tools or [] %}{{ t.function.name }}{% endfor %}{{ mes
 
 
 def test_tools_reach_the_template_and_calls_are_parsed_back(start, templated, monkeypatch):
-    from coli.server import app, streams
+    from coli.server import prompts, streams
     from coli.server.tool_calls import parse_calls
 
     server = start(model=templated(SHOWS_TOOLS))
@@ -240,7 +240,7 @@ def test_tools_reach_the_template_and_calls_are_parsed_back(start, templated, mo
     shown = ask(server, max_tokens=4, tools=TOOLS)
     assert shown.usage.prompt_tokens > plain.usage.prompt_tokens
     said = 'fine <tool_call>{"name": "look_up", "arguments": {"q": 1}}</tool_call>'
-    for module in (app, streams):
+    for module in (prompts, streams):
         monkeypatch.setattr(module, "parse_calls", lambda text, names: parse_calls(said, names))
     answer = ask(server, max_tokens=4, tools=TOOLS).choices[0]
     assert answer.finish_reason == "tool_calls"
