@@ -90,8 +90,7 @@ class Conversation:
         self._session, cache = session, session.cache
         assert isinstance(cache, KVCache)
         length = min(cache.length, len(session.token_ids))
-        keys, values = (np.ascontiguousarray(rows) for rows in cache.held(length))
-        arrays = {"token_ids": np.array(session.token_ids[:length], np.int64), "keys": keys, "values": values}
+        arrays = {"token_ids": np.array(session.token_ids[:length], np.int64), **cache.saved(length)}
         said = {"messages": self.messages, "system": self.system}
         metadata = {"format": FORMAT, "model": self._llm.container.fingerprint, "conversation": json.dumps(said)}
         name = ""
@@ -121,16 +120,15 @@ class Conversation:
             length = found.get("token_ids", ("", (0,)))[1][0]
             if length > cache.capacity:
                 raise OptionError(f"{path}: the session has {length} positions, --ctx is {self.context}: raise --ctx")
-            kind = "U16" if cache.is_f16 else "F32"
-            keys, values = cache.held(length)
-            wanted = {"token_ids": ("I64", (length,)), "keys": (kind, keys.shape), "values": (kind, values.shape)}
+            wanted = {"token_ids": ("I64", (length,))}
+            for name, array in cache.saved(length).items():
+                wanted[name] = {"uint16": "U16", "float32": "F32", "int64": "I64"}[array.dtype.name], array.shape
             if found != wanted:
                 raise OptionError(f"{path}: the session's rows do not fit: expected {wanted}, found {found}")
             said = json.loads(metadata.get("conversation", "{}"))
             session.token_ids = [int(token_id) for token_id in file.get_tensor("token_ids")]
-            keys[:], values[:] = file.get_tensor("keys"), file.get_tensor("values")
+            cache.restore({name: file.get_tensor(name) for name in wanted if name != "token_ids"}, length)
         self._llm.check_ids(session.token_ids)
-        cache.length = length
         self._session = session
         self.messages, self.system = list(said.get("messages", [])), said.get("system")
 

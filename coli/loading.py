@@ -17,7 +17,7 @@ from coli.engine.sampling import Sampler
 from coli.errors import OptionError
 from coli.kernels import attention, indexer, latent, runtime, tape
 from coli.model.config import ModelSpec
-from coli.model.kv_cache import KVCache, kv_bytes_per_token, mtp_cache_spec, new_cache
+from coli.model.kv_cache import KVCache, kv_bytes, mtp_cache_spec, new_cache
 from coli.model.loader import load_weights, loaded_tensors
 from coli.model.mtp import WINDOW, MtpMemory, Predictor
 from coli.model.transformer import Transformer
@@ -151,11 +151,10 @@ class LoadedModel:
     def _plan(self, context: int, sessions: int, drafts_bytes: int) -> MemoryPlan:
         spec, container = self.spec, self.container
         records = {i: container.expert_layout(i).record_bytes for i in container.moe_layers}
-        per_token = kv_bytes_per_token(spec, self.kv_dtype)
         window = 0 if spec.mtp is None else 4 * WINDOW * spec.hidden_size
         needs = MemoryNeeds(
             dense_bytes=sum(container.array(name).nbytes for name in loaded_tensors(container, spec)),
-            kv_bytes=(per_token * context + window) * sessions,
+            kv_bytes=(kv_bytes(spec, self.kv_dtype, context) + window) * sessions,
             working_bytes=working_bytes(spec, min(PREFILL_CHUNK, context), context, self.threads),
             drafts_bytes=min(drafts_bytes, SEARCHED_BYTES),
         )

@@ -50,7 +50,7 @@ QUERIES = 24  # (row, head) pairs that share a pass, at most, unless one row has
 
 # ------------------------------------------------------------------ cache writes
 def _kv_append(args, part, parts):
-    """args: k, k stride, v, v stride, k_addr (S), v_addr (S), slots (S), rows, K, D, cap, half, bad (parts)."""
+    """args: k, k stride, v, v stride, k_addr (S), v_addr (S), slots (S), rows, K, D, cap, half, bad (parts), a sum."""
     k, k_stride, v, v_stride, k_addr, v_addr, slots, rows, heads, dim, cap, half = unpack12(args, 0)
     bad = 0
     for s in range(rows * part // parts, rows * (part + 1) // parts):
@@ -74,7 +74,8 @@ def _kv_append(args, part, parts):
                     store_f32(v_at + 4 * (v_first + d), y)
                     bad += (np.int64(bits_f32(x)) & 0x7F800000) == 0x7F800000
                     bad += (np.int64(bits_f32(y)) & 0x7F800000) == 0x7F800000
-    store_i64(load_i64(args + 96) + 8 * part, bad)
+    at = load_i64(args + 96) + 8 * part
+    store_i64(at, load_i64(at) + bad)
 
 
 KV_APPEND = Stage(_kv_append)
@@ -104,6 +105,24 @@ def _copy_slots(args, part, parts):
 
 
 COPY_SLOTS = Stage(_copy_slots)
+
+
+def _slide(args, part, parts):
+    """args: k_addr (S), v_addr (S), row, moves (blocks, 2): first and count, block, K, D, cap, half."""
+    k, v, row, moves, block, heads, dim, cap, half = unpack9(args, 0)
+    first, count = unpack2(moves + 16 * block, 0)
+    if count == 0:
+        return
+    size = 2 if half else 4
+    k, v = load_i64(k + 8 * row), load_i64(v + 8 * row)
+    for h in range(heads * part // parts, heads * (part + 1) // parts):
+        base, ahead = size * h * cap * dim, size * first * dim  # a block of keys is as long as 16 values
+        for i in range(0, size * count * dim, 8):  # upwards: source and target overlap
+            store_i64(k + base + i, load_i64(k + base + ahead + i))
+            store_i64(v + base + i, load_i64(v + base + ahead + i))
+
+
+SLIDE = Stage(_slide)
 
 
 # ------------------------------------------------------------------ attention
@@ -317,7 +336,7 @@ def kv_append(
 ) -> int:
     """Write row s of k[:, k_column:] and v[:, v_column:] (heads of D) to slot slots[s] of the cache at k_addr[s],
     v_addr[s] (int64 (S,)), rounded to the cache type. Returns how many stored values are inf or NaN (fp16 overflow);
-    `bad` int64 (threads,) takes the counts where the caller wants to look later (a recorded call)."""
+    `bad` int64 (threads,) has the counts added where the caller wants to look later (a recorded call)."""
     assert k.dtype == v.dtype == np.float32
     assert slots.dtype == k_addr.dtype == v_addr.dtype == np.int64
     bad = np.zeros(threads, np.int64) if bad is None else bad
@@ -346,6 +365,29 @@ def copy_slots(
         k_address, v_address, address(source), address(target), len(source), kv_heads, head_dim, cap, int(is_f16)
     )
     COPY_SLOTS.run(block)
+
+
+def slide(
+    k_addr: np.ndarray,
+    v_addr: np.ndarray,
+    row: int,
+    moves: np.ndarray,
+    block: int,
+    kv_heads: int,
+    head_dim: int,
+    cap: int,
+    is_f16: bool,
+    threads: int = 1,
+) -> None:
+    """In the cache at k_addr[row], v_addr[row], take moves[block] = (first, count) rows to slot 0, bit for bit.
+
+    moves int64 (blocks, 2), first and count multiples of 16; count 0 does nothing. For caches that keep a window."""
+    assert moves.dtype == k_addr.dtype == v_addr.dtype == np.int64
+    assert moves.flags.c_contiguous
+    block_of = arguments(
+        address(k_addr), address(v_addr), row, address(moves), block, kv_heads, head_dim, cap, int(is_f16)
+    )
+    SLIDE.run(block_of, threads)
 
 
 def working_bytes(rows: int, heads: int, kv_heads: int, head_dim: int, positions: int, threads: int) -> int:

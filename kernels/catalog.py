@@ -1,7 +1,7 @@
 """The stages a run needs, for `runtime.warm`; the others (convert, tests) compile when first used."""
 
 from coli.kernels.activations import PACK_QUANTIZED, PACK_ROWS, QUANTIZE_ROWS
-from coli.kernels.attention import ADD_VALUES, ATTENTION, COPY_SLOTS, KV_APPEND, UNIT
+from coli.kernels.attention import ADD_VALUES, ATTENTION, COPY_SLOTS, KV_APPEND, SLIDE, UNIT
 from coli.kernels.elementwise import CLAMPED_SWIGLU, COUNT_BAD, FUNCTIONS, POINTWISE, RMS_NORM, SWIGLU
 from coli.kernels.experts import PLAN_EXPERTS
 from coli.kernels.indexer import LAYER_NORM, SELECT
@@ -24,4 +24,5 @@ RUN = (
 )  # fmt: skip
 LATENT = (APPEND_ROWS, SPLIT_QUERY, LATENT_ATTENTION, JOIN_HEADS, LAYER_NORM, SELECT)  # of some families only
 CLAMPED = (CLAMPED_SWIGLU,)  # of gpt-oss
-ALL = (*RUN, *LATENT, *CLAMPED, QUANTIZE, PACK, GUMBEL, SEARCH, DRAFT)
+SLIDING = (SLIDE,)  # of models with windows
+ALL = (*RUN, *LATENT, *CLAMPED, *SLIDING, QUANTIZE, PACK, GUMBEL, SEARCH, DRAFT)

@@ -61,7 +61,7 @@ def command(model_argument: str | None, probe: bool, as_json: bool, **flags: Any
 def describe(sizes: ModelSizes, settings: Resolved) -> dict[str, Any]:
     """Sizes in bytes, and the budgets that matter: of the whole process, as --ram takes them."""
     from coli.loading import PREFILL_CHUNK, working_bytes
-    from coli.model.kv_cache import kv_bytes_per_token
+    from coli.model.kv_cache import kv_bytes, kv_bytes_per_token
     from coli.processors import usable_cores
     from coli.store.memory import MemoryNeeds, plan_memory
 
@@ -71,7 +71,9 @@ def describe(sizes: ModelSizes, settings: Resolved) -> dict[str, Any]:
     per_token = kv_bytes_per_token(spec, kv)
     threads = settings["threads"] or usable_cores()
     needs = MemoryNeeds(
-        sizes.dense_bytes, per_token * context, working_bytes(spec, min(PREFILL_CHUNK, context), context, threads)
+        sizes.dense_bytes,
+        kv_bytes(spec, kv, context),
+        working_bytes(spec, min(PREFILL_CHUNK, context), context, threads),
     )
     smallest = max(sizes.record_bytes.values(), default=0) * spec.num_experts_per_tok
     whole = plan_memory(
@@ -102,6 +104,7 @@ def describe(sizes: ModelSizes, settings: Resolved) -> dict[str, Any]:
         "context": context,
         "kv": kv,
         "kv_bytes_per_token": per_token,
+        "kv_bytes": needs.kv_bytes,
         "threads": threads,
         "process_bytes": whole.process_bytes,
         "buffers_bytes": needs.working_bytes,
@@ -131,7 +134,7 @@ def plan_lines(facts: dict[str, Any]) -> list[str]:
         lines.append(f"MTP head included: one more layer of records of {size(mtp)}; --no-mtp does without its memory")
     lines += [
         f"KV cache {size(facts['kv_bytes_per_token'])} a token ({facts['kv']}), "
-        f"{size(facts['kv_bytes_per_token'] * facts['context'])} for {facts['context']} positions (--ctx)",
+        f"{size(facts['kv_bytes'])} for {facts['context']} positions (--ctx)",
         f"--ram {_gb(facts['smallest_budget_bytes'])} is the smallest that runs, "
         f"{_gb(facts['cliff_budget_bytes'])} the smallest above the cliff (a token cycle of experts in memory), "
         f"{_gb(facts['everything_budget_bytes'])} keeps everything",

@@ -108,6 +108,7 @@ class Engine:
         session.token_ids.extend(prompt_ids)
         start = min(session.cache.length, len(session.token_ids) - 1)
         session.cache.rewind(start)
+        start = session.cache.length  # 0 where windows do not reach back that far
         ids = np.array(session.token_ids[start:], np.int64)
         logits = np.empty((0, 0), np.float32)
         for at in range(0, len(ids), self._prefill_chunk):

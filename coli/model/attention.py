@@ -12,9 +12,10 @@ from coli.kernels import attention as kernel
 from coli.kernels import elementwise, rope
 from coli.kernels.tape import PHASES
 from coli.model.config import LayerSpec, ModelSpec
+from coli.model.kv_cache import STEP, rows_kept
 from coli.model.layers import Machine, Projection, Rows
 from coli.model.loader import AttentionWeights
-from coli.model.program import Program
+from coli.model.program import Program, RowInputs, WindowInputs
 
 Rotation = tuple[NDArray[np.float32], NDArray[np.float32]]  # cos and sin, each (S, rotary_dim/2)
 
@@ -81,37 +82,63 @@ class Attention:
                 elementwise.clip(qkv[:, column : column + width], spec.clip_qkv, threads)
         for column, heads in ((q_at, N), (k_at, K)):
             rope.apply_rope(qkv, column, heads, D, spec.rope.rotary_dim, *rotation, spec.rope.interleaved, threads)
-        keys, values = inputs.keys[self._layer_idx], inputs.values[self._layer_idx]
+        context = machine.buffers.rows("context", S, N * D)
+        places: RowInputs | WindowInputs = inputs
+        capacity, step = program.capacity, max(S, 1)
+        if self._window in inputs.sliding:  # row by STEP rows, since not all of them have room at a time
+            places, capacity, step = inputs.sliding[self._window], rows_kept(self._window, capacity), STEP
+        for first in range(0, S, step):
+            some = slice(first, min(first + step, S))
+            if first > 0:
+                assert isinstance(places, WindowInputs)
+                keys, values = inputs.keys[self._layer_idx], inputs.values[self._layer_idx]
+                moves = places.moves
+                kernel.slide(keys, values, first, moves, first // STEP, K, D, capacity, program.is_f16, threads)
+            self._attend(machine, program, qkv[some], context[some], places, some, capacity, threads)
+        out = self._o(machine, context)
+        program.tape.phase = 0
+        return out
+
+    def _attend(
+        self,
+        machine: Machine,
+        program: Program,
+        qkv: Rows,
+        context: Rows,
+        places: RowInputs | WindowInputs,
+        some: slice,
+        capacity: int,
+        threads: int,
+    ) -> None:
+        """Append keys and values of `some` rows to a cache of `capacity` slots, then context (n, N*D) of their q."""
+        spec, inputs = self._spec, program.inputs
+        n, N, K, D = len(qkv), spec.num_attention_heads, spec.num_key_value_heads, spec.head_dim
+        q_at, k_at, v_at = self._qkv.columns
+        keys, values = inputs.keys[self._layer_idx, some], inputs.values[self._layer_idx, some]
         overflow = program.flags[self._layer_idx, 0, :threads]
         kernel.kv_append(
-            qkv, k_at, qkv, v_at, keys, values, inputs.slots, K, D, program.capacity, program.is_f16, threads, overflow
+            qkv, k_at, qkv, v_at, keys, values, places.slots[some], K, D, capacity, program.is_f16, threads, overflow
         )
-        context = machine.buffers.rows("context", S, N * D)
         kernel.attention(
             qkv[:, q_at:],
             context,
             keys,
             values,
-            inputs.prefix_len,
-            inputs.path,
-            inputs.path_len,
+            places.prefix_len[some],
+            places.path[some],
+            inputs.path_len[some],
             self._window,
             spec.attention_scale,
             N,
             K,
             D,
-            program.capacity,
+            capacity,
             program.is_f16,
             machine.threads,
-            most_positions=program.capacity,
-            scratch=machine.buffers.bytes(
-                "attention", kernel.working_bytes(S, N, K, D, program.capacity, machine.threads)
-            ),
+            most_positions=capacity,
+            scratch=machine.buffers.bytes("attention", kernel.working_bytes(n, N, K, D, capacity, machine.threads)),
             sinks=self._sinks,
         )
-        out = self._o(machine, context)
-        program.tape.phase = 0
-        return out
 
     def _norm(self, qkv: Rows, column: int, heads: int, weight: NDArray[np.float32] | None, threads: int) -> None:
         if weight is None:

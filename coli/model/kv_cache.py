@@ -1,11 +1,11 @@
 """The attention memory of one sequence, all layers.
 
 Owns the key and value arrays and how many slots hold rows; the kernels read and write them by address. Committed rows
-lie in position order (slot = position); the rows of a forward are appended behind them and either kept or dropped.
-Called by the model's one thread.
+lie in position order (slot = position, less the base of a window); the rows of a forward are appended behind them and
+either kept or dropped. Called by the model's one thread.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Protocol
 
@@ -13,11 +13,61 @@ import numpy as np
 from numpy.typing import NDArray
 
 from coli.errors import ContextLengthError
-from coli.kernels.attention import copy_slots
+from coli.kernels.attention import copy_slots, slide
 from coli.kernels.latent import padded
 from coli.model.config import LatentSpec, LayerSpec, ModelSpec
 
 SLOT_BLOCK = 16
+STEP = 64  # rows a layer with a window takes at a time: the most a verify has
+Ints = NDArray[np.int64]
+
+
+class SlidingRows:
+    """The rows of the layers with one window: those that the next row sees, and STEP more.
+
+    Slot 0 holds position `base`, a multiple of 16, so that positions lie in the lanes of a cache that keeps everything.
+    Where the next rows do not fit, the window moves to the front.
+    """
+
+    def __init__(
+        self, window: int, layers: tuple[int, ...], capacity: int, heads: int, head_dim: int, element: type
+    ) -> None:
+        self.window, self.layers, self.capacity = window, layers, capacity
+        self.keys: NDArray[Any] = np.zeros((len(layers), heads, capacity // SLOT_BLOCK, head_dim, SLOT_BLOCK), element)
+        self.values: NDArray[Any] = np.zeros((len(layers), heads, capacity, head_dim), element)
+        self.base = 0
+        self.bases: list[int] = []  # of each STEP rows of the last append
+        self.moves = np.zeros((1, 2), np.int64)  # (first slot, rows) that go to slot 0 in front of each
+
+    def addresses(self) -> tuple[Ints, Ints]:
+        """Where the keys and the values of each of `layers` lie, each (n,)."""
+        layers = np.arange(len(self.layers), dtype=np.int64)
+        return (
+            self.keys.ctypes.data + layers * self.keys.strides[0],
+            self.values.ctypes.data + layers * self.values.strides[0],
+        )
+
+    def append(self, start: int, count: int) -> None:
+        """Make room for rows at positions start .. start+count-1, STEP at a time: for the first of them now, for the
+        others by `moves`, which the forward carries out."""
+        steps = range(0, count, STEP)
+        self.bases, self.moves = [], np.zeros((max(len(steps), 1), 2), np.int64)
+        for i, at in enumerate(steps):
+            first, stop = start + at, start + min(at + STEP, count)
+            if stop - self.base > self.capacity:
+                base = max(0, first - self.window + 1) // SLOT_BLOCK * SLOT_BLOCK
+                self.moves[i] = base - self.base, -(-(first - base) // SLOT_BLOCK) * SLOT_BLOCK
+                self.base = base
+            self.bases.append(self.base)
+        if self.moves[0, 1]:
+            _, heads, _, head_dim, _ = self.keys.shape
+            keys, values = self.addresses()
+            for layer in range(len(self.layers)):
+                slide(keys, values, layer, self.moves, 0, heads, head_dim, self.capacity, self.keys.itemsize == 2)
+
+    def reaches(self, length: int) -> bool:
+        """Whether everything that a row at position `length` sees is still here."""
+        return self.base <= max(0, length - self.window + 1)
 
 
 class Follower(Protocol):
@@ -34,72 +84,97 @@ class Follower(Protocol):
 
 
 class KVCache:
-    """Keys and values of up to `capacity` positions.
+    """Keys and values of up to `capacity` positions, of layers with a window as many as it needs (`sliding`).
 
     Keys: (L, K, capacity/16, D, 16), 16 positions side by side, so that a score is a chain over D for 16 positions at
-    once. Values: (L, K, capacity, D). float32, or float16 held as uint16.
+    once. Values: (L, K, capacity, D). float32, or float16 held as uint16. L counts the layers that keep everything.
     """
 
     follower: Follower | None = None
 
-    def __init__(self, num_layers: int, num_key_value_heads: int, head_dim: int, capacity: int, dtype: str) -> None:
+    def __init__(
+        self,
+        num_layers: int,
+        num_key_value_heads: int,
+        head_dim: int,
+        capacity: int,
+        dtype: str,
+        windows: Sequence[int | None] = (),
+    ) -> None:
         self.capacity = -(-capacity // SLOT_BLOCK) * SLOT_BLOCK
         self.is_f16 = dtype == "f16"
         self.num_key_value_heads = num_key_value_heads
         self.head_dim = head_dim
         element = np.uint16 if self.is_f16 else np.float32
+        short: dict[int, list[int]] = {}  # window -> layers
+        for layer_idx, window in enumerate(windows):
+            if window is not None and rows_kept(window, self.capacity) < self.capacity:
+                short.setdefault(window, []).append(layer_idx)
+        self.sliding = tuple(
+            SlidingRows(window, tuple(layers), rows_kept(window, self.capacity), num_key_value_heads, head_dim, element)
+            for window, layers in sorted(short.items())
+        )
+        sliding = {layer_idx for rows in self.sliding for layer_idx in rows.layers}
+        self.whole = tuple(layer_idx for layer_idx in range(num_layers) if layer_idx not in sliding)
         blocks = self.capacity // SLOT_BLOCK
         # zeros, not empty: lanes of a block that hold no position yet are computed too, then dropped
-        self.keys = np.zeros((num_layers, num_key_value_heads, blocks, head_dim, SLOT_BLOCK), element)
-        self.values = np.zeros((num_layers, num_key_value_heads, self.capacity, head_dim), element)
+        self.keys = np.zeros((len(self.whole), num_key_value_heads, blocks, head_dim, SLOT_BLOCK), element)
+        self.values = np.zeros((len(self.whole), num_key_value_heads, self.capacity, head_dim), element)
         self.length = 0
 
     @property
     def nbytes(self) -> int:
-        return self.keys.nbytes + self.values.nbytes
+        return self.keys.nbytes + self.values.nbytes + sum(s.keys.nbytes + s.values.nbytes for s in self.sliding)
 
-    def addresses(self) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    def addresses(self) -> tuple[Ints, Ints]:
         """Where the keys and the values of each layer lie, each (L,)."""
-        layers = np.arange(len(self.values), dtype=np.int64)
-        return (
-            self.key_address(0) + layers * self.keys.strides[0],
-            self.value_address(0) + layers * self.values.strides[0],
-        )
+        keys, values = (np.zeros(len(self.whole) + sum(len(s.layers) for s in self.sliding), np.int64) for _ in "kv")
+        layers = np.arange(len(self.whole), dtype=np.int64)
+        whole = list(self.whole)
+        keys[whole] = self.keys.ctypes.data + layers * self.keys.strides[0]
+        values[whole] = self.values.ctypes.data + layers * self.values.strides[0]
+        for rows in self.sliding:
+            keys[list(rows.layers)], values[list(rows.layers)] = rows.addresses()
+        return keys, values
 
-    def key_address(self, layer_idx: int) -> int:
-        return int(self.keys.ctypes.data + layer_idx * self.keys.strides[0])
-
-    def value_address(self, layer_idx: int) -> int:
-        return int(self.values.ctypes.data + layer_idx * self.values.strides[0])
-
-    def held(self, length: int) -> tuple[NDArray[Any], NDArray[Any]]:
-        """The keys and values of the first `length` positions, as views: for saving a session, and for restoring it."""
-        return self.keys[:, :, : -(-length // SLOT_BLOCK)], self.values[:, :, :length]
-
-    def append(self, count: int) -> NDArray[np.int64]:
+    def append(self, count: int) -> Ints:
         """Reserve `count` slots behind the rows held; returns them (count,) in order."""
         if self.length + count > self.capacity:
             raise ContextLengthError(
                 f"context: {self.length + count} positions are needed, {self.capacity} are allocated; raise --ctx"
             )
         slots = np.arange(self.length, self.length + count, dtype=np.int64)
+        for rows in self.sliding:
+            rows.append(self.length, count)
         self.length += count
         return slots
 
     def rewind(self, length: int) -> None:
-        """Forget every row from position `length` on."""
+        """Forget every row from position `length` on; all rows where a window no longer reaches that far back.
+
+        Rows of the last STEP appended can always be taken back.
+        """
         assert 0 <= length <= self.length
-        self.length = length
+        self.length = length if all(rows.reaches(length) for rows in self.sliding) else 0
+        if self.length == 0:
+            for rows in self.sliding:
+                rows.base = 0
         if self.follower is not None:
-            self.follower.rewind(length)
+            self.follower.rewind(self.length)
 
     def copy_prefix(self, other: "KVCache", length: int) -> None:
-        """Hold the first `length` rows of `other`, a cache of the same shape, bit for bit, and nothing else."""
+        """Hold the first `length` rows of `other`, a cache of the same shape, bit for bit, and nothing else; no row
+        where its windows have left them behind."""
         assert (other.capacity, other.is_f16) == (self.capacity, self.is_f16)
         assert length <= other.length
+        self.rewind(0)
+        if not all(rows.reaches(length) for rows in other.sliding):
+            return
         blocks = -(-length // SLOT_BLOCK)
         self.keys[:, :, :blocks] = other.keys[:, :, :blocks]
         self.values[:, :, :length] = other.values[:, :, :length]
+        for mine, theirs in zip(self.sliding, other.sliding, strict=True):
+            mine.keys[:], mine.values[:], mine.base = theirs.keys, theirs.values, theirs.base
         self._copied(other, length)
 
     def keep_path(self, start: int, rows: Sequence[int]) -> None:
@@ -108,15 +183,21 @@ class KVCache:
         if moves:
             source = np.array([move[0] for move in moves], np.int64)
             target = np.array([move[1] for move in moves], np.int64)
-            for layer_idx in range(self.keys.shape[0]):
+            bases: dict[int, int] = {}
+            capacities: dict[int, int] = {}
+            for sliding in self.sliding:
+                bases |= dict.fromkeys(sliding.layers, sliding.base)
+                capacities |= dict.fromkeys(sliding.layers, sliding.capacity)
+            for layer_idx, (keys, values) in enumerate(zip(*self.addresses(), strict=True)):
+                base = bases.get(layer_idx, 0)
                 copy_slots(
-                    self.key_address(layer_idx),
-                    self.value_address(layer_idx),
-                    source,
-                    target,
+                    int(keys),
+                    int(values),
+                    source - base,
+                    target - base,
                     self.num_key_value_heads,
                     self.head_dim,
-                    self.capacity,
+                    capacities.get(layer_idx, self.capacity),
                     self.is_f16,
                 )
         self._kept(start, rows)
@@ -131,6 +212,28 @@ class KVCache:
         if self.follower is not None and other.follower is not None:
             self.follower.copy_prefix(other.follower, length)
 
+    def saved(self, length: int) -> dict[str, NDArray[Any]]:
+        """The first `length` rows as named arrays, for `restore`."""
+        arrays: dict[str, NDArray[Any]] = {
+            "keys": np.ascontiguousarray(self.keys[:, :, : -(-length // SLOT_BLOCK)]),
+            "values": np.ascontiguousarray(self.values[:, :, :length]),
+        }
+        for rows in self.sliding:
+            arrays[f"keys.{rows.window}"], arrays[f"values.{rows.window}"] = rows.keys, rows.values
+            arrays[f"base.{rows.window}"] = np.array([rows.base], np.int64)
+        return arrays
+
+    def restore(self, arrays: Mapping[str, NDArray[Any]], length: int) -> None:
+        """Hold what `saved` gave, arrays of the shapes this cache's would have."""
+        for name, mine in self.saved(length).items():
+            assert arrays[name].shape == mine.shape
+        self.keys[:, :, : -(-length // SLOT_BLOCK)] = arrays["keys"]
+        self.values[:, :, :length] = arrays["values"]
+        for rows in self.sliding:
+            rows.keys[:], rows.values[:] = arrays[f"keys.{rows.window}"], arrays[f"values.{rows.window}"]
+            rows.base = int(arrays[f"base.{rows.window}"][0])
+        self.length = length
+
 
 class LatentCache(KVCache):
     """What latent attention keeps of up to `capacity` positions: values (L, capacity, width), one compressed row each.
@@ -142,6 +245,7 @@ class LatentCache(KVCache):
         assert spec.latent is not None
         self.capacity = -(-capacity // SLOT_BLOCK) * SLOT_BLOCK
         self.is_f16 = dtype == "f16"
+        self.sliding = ()
         element = np.uint16 if self.is_f16 else np.float32
         self.index_layers = tuple(layer.layer_idx for layer in spec.layers if layer.indexer == "full")
         indexer = spec.latent.indexer
@@ -150,15 +254,12 @@ class LatentCache(KVCache):
         self.values = np.zeros((spec.num_hidden_layers, self.capacity, latent_width(spec.latent)), element)
         self.length = 0
 
-    def addresses(self) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    def addresses(self) -> tuple[Ints, Ints]:
         keys = np.zeros(len(self.values), np.int64)
         for i, layer_idx in enumerate(self.index_layers):
             keys[layer_idx] = self.keys.ctypes.data + i * self.keys.strides[0]
         layers = np.arange(len(self.values), dtype=np.int64)
         return keys, self.values.ctypes.data + layers * self.values.strides[0]
-
-    def held(self, length: int) -> tuple[NDArray[Any], NDArray[Any]]:
-        return self.keys[:, :length], self.values[:, :length]
 
     def copy_prefix(self, other: KVCache, length: int) -> None:
         assert (other.capacity, other.is_f16) == (self.capacity, self.is_f16)
@@ -172,17 +273,30 @@ class LatentCache(KVCache):
             array[:, start : start + len(rows)] = array[:, source]
         self._kept(start, rows)
 
+    def saved(self, length: int) -> dict[str, NDArray[Any]]:
+        return {name: np.ascontiguousarray(getattr(self, name)[:, :length]) for name in ("keys", "values")}
+
+    def restore(self, arrays: Mapping[str, NDArray[Any]], length: int) -> None:
+        self.keys[:, :length], self.values[:, :length] = arrays["keys"], arrays["values"]
+        self.length = length
+
 
 def mtp_cache_spec(spec: ModelSpec, layer: LayerSpec) -> ModelSpec:
     """What the cache of the MTP head alone is made from."""
     return replace(spec, num_hidden_layers=1, layers=(replace(layer, layer_idx=0),))
 
 
+def rows_kept(window: int, capacity: int) -> int:
+    """Rows a layer with this window keeps of up to `capacity`: the window, STEP new ones, and whole blocks."""
+    return min(capacity, -(-(window + STEP) // SLOT_BLOCK) * SLOT_BLOCK + SLOT_BLOCK)
+
+
 def new_cache(spec: ModelSpec, capacity: int, dtype: str) -> KVCache:
     """The cache of one sequence of this model; dtype f16 or f32."""
     if spec.latent is not None:
         return LatentCache(spec, capacity, dtype)
-    return KVCache(spec.num_hidden_layers, spec.num_key_value_heads, spec.head_dim, capacity, dtype)
+    windows = [layer.sliding_window for layer in spec.layers]
+    return KVCache(spec.num_hidden_layers, spec.num_key_value_heads, spec.head_dim, capacity, dtype, windows)
 
 
 def latent_width(latent: LatentSpec) -> int:
@@ -191,10 +305,7 @@ def latent_width(latent: LatentSpec) -> int:
 
 
 def kv_bytes_per_token(spec: ModelSpec, dtype: str) -> int:
-    """Bytes one position takes in all layers, the keys of an indexer and the MTP head's rows included."""
-    if spec.mtp is not None:
-        alone = replace(mtp_cache_spec(spec, spec.mtp), mtp=None)
-        return kv_bytes_per_token(replace(spec, mtp=None), dtype) + kv_bytes_per_token(alone, dtype)
+    """Bytes one position takes in all layers that hold it, the keys of an indexer included."""
     values = 2 * spec.num_hidden_layers * spec.num_key_value_heads * spec.head_dim
     if spec.latent is not None:
         values = spec.num_hidden_layers * latent_width(spec.latent)
@@ -202,3 +313,12 @@ def kv_bytes_per_token(spec: ModelSpec, dtype: str) -> int:
             full = sum(layer.indexer == "full" for layer in spec.layers)
             values += full * padded(spec.latent.indexer.index_head_dim)
     return values * (2 if dtype == "f16" else 4)
+
+
+def kv_bytes(spec: ModelSpec, dtype: str, context: int) -> int:
+    """Bytes of the cache of one sequence of up to `context` positions."""
+    capacity = -(-context // SLOT_BLOCK) * SLOT_BLOCK
+    each = kv_bytes_per_token(spec, dtype) // spec.num_hidden_layers
+    if spec.latent is not None:
+        return kv_bytes_per_token(spec, dtype) * capacity
+    return each * sum(rows_kept(layer.sliding_window or capacity, capacity) for layer in spec.layers)

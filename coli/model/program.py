@@ -4,6 +4,7 @@ Recording runs the blocks' Python once for a number of rows and a cache shape; a
 replay, which comes back to Python only where an expert is not in memory. Owned by the transformer, one thread.
 """
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -11,6 +12,7 @@ from numpy.typing import NDArray
 
 from coli.kernels.experts import ALL_RESIDENT
 from coli.kernels.tape import Tape
+from coli.model.kv_cache import STEP
 
 Ints = NDArray[np.int64]
 
@@ -31,15 +33,31 @@ class RowInputs:
     path_len: Ints
     keys: Ints
     values: Ints
+    sliding: dict[int, "WindowInputs"]  # by window, of layers that keep only that
 
     @staticmethod
-    def allocate(S: int, P: int, num_layers: int) -> "RowInputs":
+    def allocate(S: int, P: int, num_layers: int, windows: Iterable[int]) -> "RowInputs":
         def ints(*shape: int) -> Ints:
             return np.zeros(shape, np.int64)
 
         prefix_len = np.ones(S, np.int64)  # a row sees at least itself
         caches = ints(num_layers, S), ints(num_layers, S)
-        return RowInputs(ints(S), ints(S), ints(S), prefix_len, ints(S, P), ints(S), *caches)
+        sliding = {
+            window: WindowInputs(ints(S), np.ones(S, np.int64), ints(S, P), ints(-(-S // STEP), 2))
+            for window in windows
+        }
+        return RowInputs(ints(S), ints(S), ints(S), prefix_len, ints(S, P), ints(S), *caches, sliding)
+
+
+@dataclass(slots=True)
+class WindowInputs:
+    """slots, prefix_len (S,) and path (S, P) as RowInputs has them, less the base of the window; moves: the rows that
+    go to the front before each STEP of them (kv_cache.SlidingRows)."""
+
+    slots: Ints
+    prefix_len: Ints
+    path: Ints
+    moves: Ints
 
 
 @dataclass(slots=True)

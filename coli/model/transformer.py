@@ -18,7 +18,7 @@ from coli.kernels import elementwise, quantize, rope
 from coli.kernels.tape import PHASES, Tape
 from coli.model.attention import Attention, Paths, Rotation, row_paths
 from coli.model.config import ModelSpec
-from coli.model.kv_cache import KVCache
+from coli.model.kv_cache import STEP, KVCache
 from coli.model.latent_attention import LatentAttention
 from coli.model.layer_copies import LayerCopies
 from coli.model.layers import Buffers, Machine, Mlp, Projection, Rows, scaled_add, tile_padded
@@ -148,6 +148,7 @@ class Transformer:
         assert len(groups) == 1 or S <= MAX_TREE_ROWS
         assert all((g.cache.capacity, g.cache.is_f16) == (first.capacity, first.is_f16) for g in groups)
         program = self._program(S, first)
+        program.flags[:] = 0
         at = 0
         for group in groups:
             start, count = group.cache.length, len(group.token_ids)
@@ -333,7 +334,7 @@ class Transformer:
     def _record(self, S: int, cache: KVCache, tape: Tape, machine: Machine) -> Program:
         spec, embed = self.spec, self.weights.embed_tokens
         P = MAX_TREE_ROWS if S <= MAX_TREE_ROWS else 1
-        inputs = RowInputs.allocate(S, P, spec.num_hidden_layers)
+        inputs = RowInputs.allocate(S, P, spec.num_hidden_layers, [rows.window for rows in cache.sliding])
         hidden = machine.buffers.rows("hidden", S, spec.hidden_size)
         flags = np.zeros((spec.num_hidden_layers, 3, machine.threads), np.int64)
         program = Program(tape, inputs, hidden, cache.capacity, cache.is_f16, flags)
@@ -371,6 +372,12 @@ class Transformer:
         inputs.slots[rows], inputs.prefix_len[rows] = paths.slots, paths.prefix_len
         inputs.path[rows, : paths.path.shape[1]], inputs.path_len[rows] = paths.path, paths.path_len
         inputs.keys[:, rows], inputs.values[:, rows] = (at[:, None] for at in cache.addresses())
+        for window in cache.sliding:
+            into, count = inputs.sliding[window.window], len(paths.slots)
+            base = np.repeat(np.array(window.bases, np.int64), STEP)[:count]
+            into.slots[rows], into.prefix_len[rows] = paths.slots - base, paths.prefix_len - base
+            into.path[rows, : paths.path.shape[1]] = paths.path - base[:, None]
+            into.moves[: len(window.moves)] = window.moves
 
 
 def _check(program: Program) -> None:

@@ -22,7 +22,7 @@ from coli.builtin import DEMO_MODEL
 from coli.errors import ColiError, MemoryBudgetError
 from coli.kernels import runtime
 from coli.loading import PREFILL_CHUNK, kv_type, working_bytes
-from coli.model.kv_cache import kv_bytes_per_token
+from coli.model.kv_cache import kv_bytes
 from coli.model.tensors import container_spec
 from coli.options import EngineOptions
 from coli.processors import processor_name, usable_cores
@@ -199,7 +199,7 @@ def _memory_findings(container: Container, machine: Machine) -> Iterator[Finding
     records = {i: container.expert_layout(i).record_bytes for i in container.moe_layers}
     dense = sum(container.array(name).nbytes for name in container.tensor_names())
     context = min(CONTEXT, spec.max_position_embeddings)
-    kv = kv_bytes_per_token(spec, kv_type(container, "auto"))
+    kv = kv_bytes(spec, kv_type(container, "auto"), context)
     buffers = working_bytes(spec, min(PREFILL_CHUNK, context), context, machine.cores)
     cycle = sum(records.values()) * spec.num_experts_per_tok
     tightest = machine.levels[0] if machine.levels else None
@@ -213,7 +213,7 @@ def _memory_findings(container: Container, machine: Machine) -> Iterator[Finding
         return
     try:
         plan = plan_memory(
-            MemoryNeeds(dense, kv * context, buffers),
+            MemoryNeeds(dense, kv, buffers),
             ram=None,
             smallest_experts_bytes=max(records.values(), default=0) * spec.num_experts_per_tok,
             all_experts_bytes=sum(records.values()) * spec.num_experts,
