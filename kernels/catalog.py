@@ -3,6 +3,7 @@
 from coli.kernels.activations import PACK_QUANTIZED, PACK_ROWS, QUANTIZE_ROWS
 from coli.kernels.attention import ADD_VALUES, ATTENTION, COPY_SLOTS, KV_APPEND, SLIDE, UNIT
 from coli.kernels.elementwise import CLAMPED_SWIGLU, COUNT_BAD, FUNCTIONS, POINTWISE, RMS_NORM, SWIGLU
+from coli.kernels.elementwise import LAYER_NORM as ROW_LAYER_NORM
 from coli.kernels.experts import PLAN_EXPERTS
 from coli.kernels.indexer import LAYER_NORM, SELECT
 from coli.kernels.latent import APPEND_ROWS, JOIN_HEADS, LATENT_ATTENTION, SPLIT_QUERY
@@ -25,4 +26,5 @@ RUN = (
 LATENT = (APPEND_ROWS, SPLIT_QUERY, LATENT_ATTENTION, JOIN_HEADS, LAYER_NORM, SELECT)  # of some families only
 CLAMPED = (CLAMPED_SWIGLU,)  # of gpt-oss
 SLIDING = (SLIDE,)  # of models with windows
-ALL = (*RUN, *LATENT, *CLAMPED, *SLIDING, QUANTIZE, PACK, GUMBEL, SEARCH, DRAFT)
+PHIMOE = (ROW_LAYER_NORM,)
+ALL = (*RUN, *LATENT, *CLAMPED, *SLIDING, *PHIMOE, QUANTIZE, PACK, GUMBEL, SEARCH, DRAFT)

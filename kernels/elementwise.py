@@ -14,7 +14,9 @@ from coli.kernels.simd import (
     fmax,
     fmin,
     fmul,
+    fsub,
     hsum_f32,
+    keep_lanes,
     load_f32,
     load_f64,
     load_i64,
@@ -57,6 +59,35 @@ def _rms_norm(args, part, parts):
 
 
 RMS_NORM = Stage(_rms_norm)
+
+
+@device
+def _layer_segment(x, weight, bias, out, n, eps):
+    """out = weight * (x - mean) / sqrt(variance + eps) + bias over n values."""
+    total, squares = splat_f32(np.float32(0)), splat_f32(np.float32(0))
+    for i in range(0, n, 16):
+        total = fadd(total, load_part(x + 4 * i, n - i))
+    mean = splat_f32(hsum_f32(total) / np.float32(n))
+    for i in range(0, n, 16):
+        v = keep_lanes(fsub(load_part(x + 4 * i, n - i), mean), 0, n - i, np.float32(0))
+        squares = fma(v, v, squares)
+    inv = splat_f32(np.float32(1) / sqrt_f32(hsum_f32(squares) / np.float32(n) + eps))
+    for i in range(0, n, 16):
+        v = fmul(fsub(load_part(x + 4 * i, n - i), mean), inv)
+        v = fma(v, load_part(weight + 4 * i, n - i), load_part(bias + 4 * i, n - i))
+        store_part(out + 4 * i, v, n - i)
+
+
+def _layer_norm(args, part, parts):
+    """args: x, rows, row stride, width, weight, bias, eps, out, out stride."""
+    x, rows, stride, n = unpack4(args, 0)
+    weight, bias, eps = load_i64(args + 32), load_i64(args + 40), np.float32(load_f64(args + 48))
+    out, out_stride = unpack2(args, 7)
+    for s in range(rows * part // parts, rows * (part + 1) // parts):
+        _layer_segment(x + 4 * s * stride, weight, bias, out + 4 * s * out_stride, n, eps)
+
+
+LAYER_NORM = Stage(_layer_norm)
 
 
 def _pointwise(args, part, parts):
@@ -168,6 +199,19 @@ def rms_norm(x: np.ndarray, weight: np.ndarray, eps: float, out: np.ndarray, thr
     assert len(weight) >= n
     block = arguments(address(x), rows, _stride(x), 1, n, address(weight), float(eps), address(out), _stride(out))
     RMS_NORM.run(block, threads)
+
+
+def layer_norm(
+    x: np.ndarray, weight: np.ndarray, bias: np.ndarray, eps: float, out: np.ndarray, threads: int = 1
+) -> None:
+    """out (S, H) = weight (H,) * (x - mean) / sqrt(variance + eps) + bias (H,); out may be x."""
+    rows, n = x.shape
+    assert weight.dtype == bias.dtype == np.float32
+    assert min(len(weight), len(bias)) >= n
+    block = arguments(
+        address(x), rows, _stride(x), n, address(weight), address(bias), float(eps), address(out), _stride(out)
+    )
+    LAYER_NORM.run(block, threads)
 
 
 def rms_norm_heads(

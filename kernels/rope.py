@@ -4,6 +4,8 @@ Frequencies: inv_freq[i] = theta**(-2i / dim). Scalings (formulas of the papers,
   linear   inv_freq / factor                                                          (Chen et al., 2306.15595)
   llama3   by wavelength w = 2 pi / inv_freq: kept where w < old / high, divided by factor where w > old / low, between
            them interpolated with s = (old / w - low) / (high - low)                  (Llama 3.1 configuration)
+  longrope inv_freq / one factor for each dimension: a short list within the original context, a long one beyond it
+                                                                                      (Ding et al., 2402.13753)
   yarn     ramp between kept and divided over the dimensions that turn beta_fast .. beta_slow times in the original
            context; cos and sin are multiplied by attention_factor = 0.1 ln(factor) + 1   (Peng et al., 2309.00071)
 Angles are position * inv_freq in float64; cos and sin are rounded once to float32.
@@ -88,11 +90,13 @@ def yarn_mscale(factor: float, mscale: float = 1.0) -> float:
 
 
 def _rope_table(args, part, parts):
-    """args: positions, rows, inv_freq, half, attention factor, cos, sin."""
-    positions, rows, freq, half = unpack4(args, 0)
-    factor, cosine, sine = load_f64(args + 32), load_i64(args + 40), load_i64(args + 48)
+    """args: positions, rows, inv_freq (tables, half), half, factors (tables), cos, sin, table of each row or 0."""
+    positions, rows, freqs, half = unpack4(args, 0)
+    factors, cosine, sine, tables = unpack4(args, 4)
     for s in range(rows * part // parts, rows * (part + 1) // parts):
         position = np.float64(load_i64(positions + 8 * s))
+        table = load_i64(tables + 8 * s) if tables != 0 else 0
+        freq, factor = freqs + 8 * table * half, load_f64(factors + 8 * table)
         for i in range(half):
             angle = position * load_f64(freq + 8 * i)
             store_f32(cosine + 4 * (s * half + i), np.float32(cos64(angle) * factor))
@@ -128,16 +132,26 @@ def _apply_rope(args, part, parts):
 APPLY_ROPE = Stage(_apply_rope)
 
 
-def rope_table(positions: np.ndarray, freq: np.ndarray, attention_factor: float = 1.0) -> tuple[np.ndarray, np.ndarray]:
-    """positions int64 (S,), freq float64 (rot/2,) -> cos, sin float32 (S, rot/2), times attention_factor."""
+def rope_table(
+    positions: np.ndarray,
+    freq: np.ndarray,
+    attention_factor: float | np.ndarray = 1.0,
+    tables: np.ndarray | None = None,
+) -> tuple[np.ndarray, np.ndarray]:
+    """positions int64 (S,), freq float64 (rot/2,) -> cos, sin float32 (S, rot/2), times attention_factor.
+
+    freq (n, rot/2) and attention_factor (n,): row s takes those number tables[s], int64 (S,)."""
     assert positions.dtype == np.int64
     assert freq.dtype == np.float64
     positions, freq = np.ascontiguousarray(positions), np.ascontiguousarray(freq)
-    cosine = np.empty((len(positions), len(freq)), np.float32)
+    half = freq.shape[-1]
+    factors = np.array(attention_factor, np.float64, ndmin=1)
+    assert tables is None or (tables.dtype == np.int64 and len(tables) == len(positions))
+    cosine = np.empty((len(positions), half), np.float32)
     sine = np.empty_like(cosine)
     block = arguments(
-        address(positions), len(positions), address(freq), len(freq), float(attention_factor),
-        address(cosine), address(sine),
+        address(positions), len(positions), address(freq), half, address(factors),
+        address(cosine), address(sine), 0 if tables is None else address(tables),
     )  # fmt: skip
     ROPE_TABLE.run(block)
     return cosine, sine

@@ -3,6 +3,8 @@
 Scores are a float32 softmax (max, own exp, sum in 16 lanes by expert % 16) or a sigmoid of the router logits. Picks go
 best first, ties to the lowest id; the result is then sorted by ascending expert id, the order in which outputs are
 summed.
+Sparsemixer (phimoe, arXiv 2409.12136): each pick is the best logit m of those left, weighted by its softmax over those
+left with (m - logit) / max(|logit|, m) <= 2 jitter.
 """
 
 import numpy as np
@@ -25,11 +27,11 @@ from coli.kernels.simd import (
     store_i64,
     store_part,
 )
-from coli.kernels.transcendental import expf_x16, sigmoid_x16
+from coli.kernels.transcendental import expf, expf_x16, sigmoid_x16
 
 unpack2, unpack10 = unpacker(2), unpacker(10)
 
-SOFTMAX, SIGMOID = 0, 1
+SOFTMAX, SIGMOID, SPARSEMIXER = 0, 1, 2
 GROUPS_NONE, GROUPS_MAX, GROUPS_TOP2 = 0, 1, 2
 
 
@@ -83,42 +85,83 @@ def _keep_groups(ranks, experts, n_group, topk_group, mode):
                 store_f32(ranks + 4 * i, np.float32(-np.inf))
 
 
+@device
+def _sparse_mix(logits, experts, active, jitter, ids, weights):
+    """Picks and weights of one row, in pick order; returns whether a logit is NaN."""
+    bad = False
+    for i in range(experts):
+        v = load_f32(logits + 4 * i)
+        bad = bad or v != v
+    for a in range(active):
+        best, most = -1, np.float32(-np.inf)
+        for i in range(experts):
+            v = load_f32(logits + 4 * i)
+            if (v > most or best < 0) and not _taken(ids, a, i):
+                best, most = i, v if v == v else np.float32(-np.inf)
+        total = np.float32(0)
+        for i in range(experts):
+            v = load_f32(logits + 4 * i)
+            if _taken(ids, a, i):
+                continue
+            if not (most - v) / max(abs(v), most) > np.float32(2) * jitter:
+                total += expf(v - most)
+        store_i64(ids + 8 * a, best)
+        store_f32(weights + 4 * a, np.float32(1) / total)
+    return bad
+
+
+@device
+def _taken(ids, count, expert):
+    taken = False
+    for j in range(count):
+        taken = taken or load_i64(ids + 8 * j) == expert
+    return taken
+
+
+@device
+def _best(ranks, scores, experts, active, bias, n_group, topk_group, mode, row_ids, row_weights):
+    """Picks and scores of one row, in pick order; returns the sum of the scores."""
+    for i in range(experts):
+        rank = load_f32(scores + 4 * i)
+        if bias != 0:
+            rank += load_f32(bias + 4 * i)
+        store_f32(ranks + 4 * i, rank)
+    if mode != 0 and n_group > 1:
+        _keep_groups(ranks, experts, n_group, topk_group, mode)
+    total = np.float32(0)
+    for a in range(active):
+        best, best_rank = -1, np.float32(-np.inf)
+        for i in range(experts):
+            rank = load_f32(ranks + 4 * i)
+            # an expert already taken is skipped, so that NaN and -inf still give distinct ids
+            if (rank > best_rank or best < 0) and not _taken(row_ids, a, i):
+                best, best_rank = i, rank if rank == rank else np.float32(-np.inf)
+        store_i64(row_ids + 8 * a, best)
+        w = load_f32(scores + 4 * best)
+        store_f32(row_weights + 4 * a, w)
+        total += w
+    return total
+
+
 def _route(args, part, parts):
     """args: logits, rows, E, stride, A, scoring, bias, n_group, topk_group, group mode, norm, factor, ids, weights,
-    scratch (parts, 2, E16) f32, bad (parts) i64."""
+    scratch (parts, 2, E16) f32, bad (parts) i64, jitter."""
     logits, rows, experts, stride, active, scoring, bias, n_group, topk_group, mode = unpack10(args, 0)
     norm, factor = load_i64(args + 80), np.float32(load_f64(args + 88))
+    jitter = np.float32(load_f64(args + 128))
     ids, weights = unpack2(args, 12)
     padded = (experts + 15) // 16 * 16
     scores = load_i64(args + 112) + 8 * padded * part
     ranks = scores + 4 * padded
     bad = 0
     for s in range(rows * part // parts, rows * (part + 1) // parts):
-        bad += _scores(logits + 4 * s * stride, experts, scoring, scores)
-        for i in range(experts):
-            rank = load_f32(scores + 4 * i)
-            if bias != 0:
-                rank += load_f32(bias + 4 * i)
-            store_f32(ranks + 4 * i, rank)
-        if mode != 0 and n_group > 1:
-            _keep_groups(ranks, experts, n_group, topk_group, mode)
         total = np.float32(0)
         row_ids, row_weights = ids + 8 * s * active, weights + 4 * s * active
-        for a in range(active):
-            best, best_rank = -1, np.float32(-np.inf)
-            for i in range(experts):
-                rank = load_f32(ranks + 4 * i)
-                # an expert already taken is skipped, so that NaN and -inf still give distinct ids
-                if rank > best_rank or best < 0:
-                    taken = False
-                    for j in range(a):
-                        taken = taken or load_i64(row_ids + 8 * j) == i
-                    if not taken:
-                        best, best_rank = i, rank if rank == rank else np.float32(-np.inf)
-            store_i64(row_ids + 8 * a, best)
-            w = load_f32(scores + 4 * best)
-            store_f32(row_weights + 4 * a, w)
-            total += w
+        if scoring == 2:
+            bad += _sparse_mix(logits + 4 * s * stride, experts, active, jitter, row_ids, row_weights)
+        else:
+            bad += _scores(logits + 4 * s * stride, experts, scoring, scores)
+            total = _best(ranks, scores, experts, active, bias, n_group, topk_group, mode, row_ids, row_weights)
         for a in range(1, active):  # insertion sort by id
             expert, w, j = load_i64(row_ids + 8 * a), load_f32(row_weights + 4 * a), a
             while j > 0 and load_i64(row_ids + 8 * j - 8) > expert:
@@ -152,10 +195,11 @@ def route(
     weights: np.ndarray,
     threads: int = 1,
     bad: np.ndarray | None = None,
+    jitter: float = 0.0,
 ) -> int:
     """router_logits (S, E) f32 -> expert_ids int64 (S, A) ascending, weights f32 (S, A); returns rows with a NaN logit.
 
-    scoring     SOFTMAX or SIGMOID
+    scoring     SOFTMAX, SIGMOID, or SPARSEMIXER with its jitter, which knows no bias, groups or norm
     bias        (E,) f32 or None: added for the choice, never for the weights
     group_mode  GROUPS_NONE, GROUPS_MAX (a group counts its best) or GROUPS_TOP2 (the sum of its two best)
     bad         int64 (threads,): takes the counts where the caller wants to look later (a recorded call)
@@ -177,6 +221,7 @@ def route(
         address(router_logits), rows, experts, router_logits.strides[0] // 4, active, scoring,
         0 if bias is None else address(bias), n_group, topk_group, group_mode, int(norm_topk_prob),
         float(routed_scaling_factor), address(expert_ids), address(weights), address(scratch), address(bad),
+        float(jitter),
     )  # fmt: skip
     ROUTE.run(block, threads)
     return int(bad.sum())

@@ -175,6 +175,31 @@ def route(logits, active, scoring, bias, n_group, topk_group, mode, norm, factor
     return np.array(ids), np.array([weights[e] for e in ids], f32)
 
 
+def sparse_mix(logits, active, jitter):
+    """One row of phimoe's router -> (ids ascending, weights)."""
+    picks = {}
+    for _ in range(active):
+        left = [e for e in range(len(logits)) if e not in picks]
+        best = max(left, key=lambda e: (logits[e], -e))
+        most, total = logits[best], f32(0)
+        for e in left:
+            if not (most - logits[e]) / max(abs(logits[e]), most) > f32(2) * f32(jitter):
+                total += exp32(logits[e] - most)
+        picks[best] = f32(1) / total
+    ids = sorted(picks)
+    return np.array(ids), np.array([picks[e] for e in ids], f32)
+
+
+def layer_norm(x, weight, bias, eps):
+    mean = lane_sum(x) / f32(len(x))
+    off = x - mean
+    lanes = np.zeros(16, f32)
+    for i, value in enumerate(off):
+        lanes[i % 16] = fma(value, value, lanes[i % 16])
+    inv = f32(1) / np.sqrt(tree_sum(lanes) / f32(len(x)) + f32(eps))
+    return fma(off * inv, weight, bias)
+
+
 def combine(x, outputs, weights):
     """x (H,), outputs (A, H) by ascending expert id."""
     total = np.zeros(len(x), f32)

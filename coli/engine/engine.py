@@ -106,6 +106,7 @@ class Engine:
         A caller that leaves early rewinds the session to the rows its cache holds.
         """
         session.token_ids.extend(prompt_ids)
+        session.cache.expect(len(session.token_ids))
         start = min(session.cache.length, len(session.token_ids) - 1)
         session.cache.rewind(start)
         start = session.cache.length  # 0 where windows do not reach back that far

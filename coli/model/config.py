@@ -12,9 +12,9 @@ from typing import Any, Literal, TypeVar
 
 from coli.errors import CheckpointError, UnsupportedModelError
 
-RopeKind = Literal["default", "linear", "llama3", "yarn"]
+RopeKind = Literal["default", "linear", "llama3", "yarn", "longrope"]
 QKNorm = Literal["none", "head", "row"]
-ScoringFunc = Literal["softmax", "sigmoid"]
+ScoringFunc = Literal["softmax", "sigmoid", "sparsemixer"]
 GroupScore = Literal["none", "max", "top2"]  # of a group of experts: its best, or its two best added
 IndexerRole = Literal["none", "full", "shared"]
 
@@ -36,11 +36,14 @@ class RopeSpec:
     factor: float = 1.0
     low_freq_factor: float = 1.0  # llama3
     high_freq_factor: float = 1.0  # llama3
-    original_max_position_embeddings: int = 0  # llama3, yarn
+    original_max_position_embeddings: int = 0  # llama3, yarn, longrope
     beta_fast: float = 32.0  # yarn
     beta_slow: float = 1.0  # yarn
     truncate: bool = True  # yarn: whole dimensions bound the ramp
     attention_factor: float = 1.0  # multiplies cos and sin
+    short_factor: tuple[float, ...] = ()  # longrope: divides the frequency of each pair of dims
+    long_factor: tuple[float, ...] = ()  # the same in long sequences (kv_cache.KVCache.expect)
+    long_attention_factor: float = 1.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,6 +113,8 @@ class ModelSpec:
     n_group: int = 1
     topk_group: int = 1
     group_score: GroupScore = "none"
+    layer_norm: bool = False  # with biases, instead of RMSNorm; eps is rms_norm_eps
+    router_jitter_noise: float = 0.0  # sparsemixer
     embedding_multiplier: float = 1.0
     residual_multiplier: float = 1.0  # of what attention and MLP add to the residual stream
     logits_scaling: float = 1.0  # divides the logits
@@ -213,6 +218,14 @@ class ConfigReader:
         if any(not isinstance(value, str) for value in values):
             raise self.wrong(key, "a list of strings", values)
         return tuple(values)
+
+    def numbers(self, key: str) -> tuple[float, ...]:
+        """The list of finite numbers above 0 under `key`, empty if absent or null."""
+        values = self._list(key)
+        for value in values:
+            if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 < value < math.inf:
+                raise self.wrong(key, "a list of numbers above 0", values)
+        return tuple(float(value) for value in values)
 
     def table(self, key: str) -> Mapping[str, Any] | None:
         """The object under `key`, None if absent or null."""

@@ -300,6 +300,26 @@ def _gpt_oss(reader: ConfigReader) -> ModelSpec:
     )
 
 
+def _phimoe(reader: ConfigReader) -> ModelSpec:
+    """Phi-3.5-MoE: LayerNorm with biases, sparsemixer routing of two experts, longrope."""
+    attention_bias = reader.flag("attention_bias", False)
+    experts = expert_rules(reader, "intermediate_size", norm_topk_prob=False)
+    if experts.num_experts_per_tok != 2:
+        raise reader.unsupported("num_experts_per_tok", experts.num_experts_per_tok, ["2, which sparsemixer picks"])
+    return common_spec(
+        reader,
+        default_theta=1000000.0,
+        qkv_bias=attention_bias,
+        o_bias=attention_bias,
+        lm_head_bias=reader.flag("lm_head_bias", False),
+        windows=(reader.integer("sliding_window", default=0, minimum=0) or None,) * layer_count(reader),
+        experts=replace(experts, scoring_func="sparsemixer"),
+        sparse=lambda layer_idx: True,
+        layer_norm=True,
+        router_jitter_noise=reader.number("router_jitter_noise", default=0.01, above=-1.0),
+    )
+
+
 FAMILIES: dict[str, Callable[[ConfigReader], ModelSpec]] = {
     "deepseek_v2": _deepseek_v2,
     "deepseek_v3": _deepseek_v3,
@@ -311,6 +331,7 @@ FAMILIES: dict[str, Callable[[ConfigReader], ModelSpec]] = {
     "llama": _llama,
     "mixtral": _mixtral,
     "olmoe": _olmoe,
+    "phimoe": _phimoe,
     "qwen2_moe": _qwen2_moe,
     "qwen3": _qwen3,
     "qwen3_moe": _qwen3_moe,

@@ -91,6 +91,8 @@ class KVCache:
     """
 
     follower: Follower | None = None
+    original_context = 0  # longrope: positions of the short factors; 0: another rope
+    is_long = False  # every row has the long factors, because a prompt was longer than that
 
     def __init__(
         self,
@@ -149,6 +151,14 @@ class KVCache:
         self.length += count
         return slots
 
+    def expect(self, prompt_length: int) -> None:
+        """A prompt of so many ids, rows held included, comes next. Longrope turns the rows of a longer prompt than its
+        original context by the long factors, those of a shorter one by the short ones up to there: rows held that were
+        turned the other way are forgotten."""
+        if self.original_context and self.is_long != (prompt_length > self.original_context):
+            self.rewind(0)
+            self.is_long = prompt_length > self.original_context
+
     def rewind(self, length: int) -> None:
         """Forget every row from position `length` on; all rows where a window no longer reaches that far back.
 
@@ -168,6 +178,7 @@ class KVCache:
         assert (other.capacity, other.is_f16) == (self.capacity, self.is_f16)
         assert length <= other.length
         self.rewind(0)
+        self.is_long = other.is_long
         if not all(rows.reaches(length) for rows in other.sliding):
             return
         blocks = -(-length // SLOT_BLOCK)
@@ -218,6 +229,8 @@ class KVCache:
             "keys": np.ascontiguousarray(self.keys[:, :, : -(-length // SLOT_BLOCK)]),
             "values": np.ascontiguousarray(self.values[:, :, :length]),
         }
+        if self.original_context:
+            arrays["is_long"] = np.array([self.is_long], np.int64)
         for rows in self.sliding:
             arrays[f"keys.{rows.window}"], arrays[f"values.{rows.window}"] = rows.keys, rows.values
             arrays[f"base.{rows.window}"] = np.array([rows.base], np.int64)
@@ -229,6 +242,7 @@ class KVCache:
             assert arrays[name].shape == mine.shape
         self.keys[:, :, : -(-length // SLOT_BLOCK)] = arrays["keys"]
         self.values[:, :, :length] = arrays["values"]
+        self.is_long = bool(self.original_context and arrays["is_long"][0])
         for rows in self.sliding:
             rows.keys[:], rows.values[:] = arrays[f"keys.{rows.window}"], arrays[f"values.{rows.window}"]
             rows.base = int(arrays[f"base.{rows.window}"][0])
@@ -296,7 +310,10 @@ def new_cache(spec: ModelSpec, capacity: int, dtype: str) -> KVCache:
     if spec.latent is not None:
         return LatentCache(spec, capacity, dtype)
     windows = [layer.sliding_window for layer in spec.layers]
-    return KVCache(spec.num_hidden_layers, spec.num_key_value_heads, spec.head_dim, capacity, dtype, windows)
+    cache = KVCache(spec.num_hidden_layers, spec.num_key_value_heads, spec.head_dim, capacity, dtype, windows)
+    if spec.rope.kind == "longrope":
+        cache.original_context = spec.rope.original_max_position_embeddings
+    return cache
 
 
 def latent_width(latent: LatentSpec) -> int:

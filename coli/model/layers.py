@@ -117,6 +117,16 @@ class Projection:
         return out[:, : self._width]
 
 
+def norm(
+    x: Rows, weight: NDArray[np.float32], bias: NDArray[np.float32] | None, eps: float, out: Rows, threads: int = 1
+) -> None:
+    """RMSNorm of x (S, H), or LayerNorm where there is a bias (H,)."""
+    if bias is None:
+        elementwise.rms_norm(x, weight, eps, out, threads)
+    else:
+        elementwise.layer_norm(x, weight, bias, eps, out, threads)
+
+
 def scaled_add(hidden: Rows, branch: Rows, factor: float, threads: int) -> None:
     """hidden += factor * branch; branch is overwritten where the factor is not 1."""
     if factor != 1.0:

@@ -98,6 +98,8 @@ class LayerWeights:
     post_attention_layernorm: NDArray[np.float32]
     attention: AttentionWeights | LatentWeights
     mlp: MlpWeights | MoeWeights
+    input_layernorm_bias: NDArray[np.float32] | None = None
+    post_attention_layernorm_bias: NDArray[np.float32] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,6 +123,7 @@ class ModelWeights:
     norm: NDArray[np.float32]
     lm_head: Linear
     mtp: MtpWeights | None = None
+    norm_bias: NDArray[np.float32] | None = None
 
     @property
     def nbytes(self) -> int:
@@ -207,6 +210,8 @@ class _Loader:
             post_attention_layernorm=self.vector(f"{prefix}.post_attention_layernorm.weight"),
             attention=self.latent(attention) if latent else self.attention(attention),
             mlp=mlp,
+            input_layernorm_bias=self.optional_vector(f"{prefix}.input_layernorm.bias"),
+            post_attention_layernorm_bias=self.optional_vector(f"{prefix}.post_attention_layernorm.bias"),
         )
 
     def attention(self, prefix: str) -> AttentionWeights:
@@ -271,6 +276,7 @@ def load_weights(container: Container, spec: ModelSpec) -> ModelWeights:
         norm=loader.vector("model.norm.weight"),
         lm_head=loader.tied(embed_tokens) if spec.tie_word_embeddings else loader.linear("lm_head"),
         mtp=None if spec.mtp is None else loader.mtp(spec, spec.mtp),
+        norm_bias=loader.optional_vector("model.norm.bias"),
     )
     container.unmap_pages()
     return weights

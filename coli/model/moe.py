@@ -18,6 +18,7 @@ from coli.model.loader import MoeWeights
 from coli.model.program import Ints, Program, SparsePoint
 from coli.store.container import ExpertLayout
 
+_SCORING = {"softmax": routing.SOFTMAX, "sigmoid": routing.SIGMOID, "sparsemixer": routing.SPARSEMIXER}
 _GROUP_MODES = {"none": routing.GROUPS_NONE, "max": routing.GROUPS_MAX, "top2": routing.GROUPS_TOP2}
 
 
@@ -108,7 +109,7 @@ class Moe:
         routing.route(
             router_logits[:, :E],
             A,
-            {"softmax": routing.SOFTMAX, "sigmoid": routing.SIGMOID}[spec.scoring_func],
+            _SCORING[spec.scoring_func],
             self._correction_bias,
             spec.n_group,
             spec.topk_group,
@@ -119,6 +120,7 @@ class Moe:
             weights,
             threads,
             bad=bad[:threads],
+            jitter=spec.router_jitter_noise,
         )
 
 

@@ -33,6 +33,7 @@ class RowInputs:
     path_len: Ints
     keys: Ints
     values: Ints
+    rope_tables: Ints  # (S,) longrope: 0 short, 1 long
     sliding: dict[int, "WindowInputs"]  # by window, of layers that keep only that
 
     @staticmethod
@@ -46,7 +47,7 @@ class RowInputs:
             window: WindowInputs(ints(S), np.ones(S, np.int64), ints(S, P), ints(-(-S // STEP), 2))
             for window in windows
         }
-        return RowInputs(ints(S), ints(S), ints(S), prefix_len, ints(S, P), ints(S), *caches, sliding)
+        return RowInputs(ints(S), ints(S), ints(S), prefix_len, ints(S, P), ints(S), *caches, ints(S), sliding)
 
 
 @dataclass(slots=True)

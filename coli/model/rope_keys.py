@@ -11,7 +11,7 @@ from coli.model.config import (
     RopeSpec,
 )
 
-ROPE_KINDS: tuple[RopeKind, ...] = ("default", "linear", "llama3", "yarn")
+ROPE_KINDS: tuple[RopeKind, ...] = ("default", "linear", "llama3", "yarn", "longrope")
 
 
 def rotary_dim_of(reader: ConfigReader, head_dim: int, default: float) -> int:
@@ -60,6 +60,8 @@ def rope_of(
         )
     if kind == "yarn":
         return _yarn(reader, rope, theta, head_dim)
+    if kind == "longrope":
+        return _longrope(reader, rope, theta, head_dim)
     return RopeSpec(theta, head_dim, interleaved=False)
 
 
@@ -98,6 +100,35 @@ def _yarn(reader: ConfigReader, rope: ConfigReader, theta: float, head_dim: int)
         beta_slow=rope.number("beta_slow", default=1.0),
         truncate=rope.flag("truncate", True),
         attention_factor=attention_factor,
+    )
+
+
+def _longrope(reader: ConfigReader, rope: ConfigReader, theta: float, head_dim: int) -> RopeSpec:
+    """Two lists of factors; phimoe names the factors of cos and sin, others take that of the paper."""
+    longest = reader.integer("max_position_embeddings")
+    original = rope.integer(
+        "original_max_position_embeddings",
+        default=reader.integer("original_max_position_embeddings", default=longest),
+    )
+    short, long = rope.numbers("short_factor"), rope.numbers("long_factor")
+    for key, factors in (("short_factor", short), ("long_factor", long)):
+        if len(factors) != head_dim // 2:
+            raise rope.wrong(key, f"{head_dim // 2} numbers, one for each pair of dims", len(factors))
+    factor = rope.number("factor", default=longest / original)
+    usual = rope.optional_number("attention_factor")
+    if usual is None:
+        growth = 1 + Decimal(factor).ln() / Decimal(original).ln() if factor > 1 else Decimal(1)
+        usual = float(growth.sqrt())
+    return RopeSpec(
+        theta,
+        head_dim,
+        False,
+        "longrope",
+        original_max_position_embeddings=original,
+        attention_factor=rope.number("short_mscale", default=usual),
+        short_factor=short,
+        long_factor=long,
+        long_attention_factor=rope.number("long_mscale", default=usual),
     )
 
 

@@ -8,7 +8,7 @@ from coli.model.config import RopeSpec
 
 
 def rope_frequencies(spec: RopeSpec) -> NDArray[np.float64]:
-    """(rotary_dim/2,) float64 radians per position, scaled as the checkpoint asks."""
+    """(rotary_dim/2,) float64 radians per position, scaled as the checkpoint asks; longrope (2, rotary_dim/2)."""
     freq = rope.inv_freq(spec.theta, spec.rotary_dim)
     match spec.kind:
         case "default":
@@ -18,6 +18,8 @@ def rope_frequencies(spec: RopeSpec) -> NDArray[np.float64]:
         case "llama3":
             original = spec.original_max_position_embeddings
             return rope.scale_llama3(freq, spec.factor, spec.low_freq_factor, spec.high_freq_factor, original)
+        case "longrope":
+            return np.stack([freq / np.array(spec.short_factor), freq / np.array(spec.long_factor)])
         case "yarn":
             original = spec.original_max_position_embeddings
             return rope.scale_yarn(

@@ -32,7 +32,7 @@ def dense_tensors(spec: ModelSpec) -> Iterator[TensorSpec]:
     yield TensorSpec("model.embed_tokens.weight", (spec.vocab_size, spec.hidden_size), "dense")
     for layer in spec.layers:
         yield from _layer_tensors(spec, layer)
-    yield TensorSpec("model.norm.weight", (spec.hidden_size,), "vector")
+    yield from _norm(spec, "model.norm")
     if not spec.tie_word_embeddings:
         yield TensorSpec("lm_head.weight", (spec.vocab_size, spec.hidden_size), "dense")
     if spec.lm_head_bias:
@@ -105,12 +105,12 @@ def _layer_tensors(spec: ModelSpec, layer: LayerSpec) -> Iterator[TensorSpec]:
     prefix = f"model.layers.{layer.layer_idx}"
     attention = f"{prefix}.self_attn"
     hidden = spec.hidden_size
-    yield TensorSpec(f"{prefix}.input_layernorm.weight", (hidden,), "vector")
+    yield from _norm(spec, f"{prefix}.input_layernorm")
     if spec.latent is not None:
         yield from _latent(spec, spec.latent, attention, layer.indexer == "full")
     else:
         yield from _attention(spec, attention)
-    yield TensorSpec(f"{prefix}.post_attention_layernorm.weight", (hidden,), "vector")
+    yield from _norm(spec, f"{prefix}.post_attention_layernorm")
     if not layer.is_moe:
         yield from _mlp(f"{prefix}.mlp", spec.intermediate_size, hidden, spec.mlp_bias)
         return
@@ -123,6 +123,12 @@ def _layer_tensors(spec: ModelSpec, layer: LayerSpec) -> Iterator[TensorSpec]:
         yield from _mlp(f"{prefix}.mlp.shared_expert", spec.shared_expert_intermediate_size, hidden, spec.mlp_bias)
     if spec.shared_expert_gate:
         yield TensorSpec(f"{prefix}.mlp.shared_expert_gate.weight", (1, hidden), "router")
+
+
+def _norm(spec: ModelSpec, name: str) -> Iterator[TensorSpec]:
+    yield TensorSpec(f"{name}.weight", (spec.hidden_size,), "vector")
+    if spec.layer_norm:
+        yield TensorSpec(f"{name}.bias", (spec.hidden_size,), "vector")
 
 
 def _attention(spec: ModelSpec, prefix: str) -> Iterator[TensorSpec]:

@@ -21,7 +21,7 @@ from coli.model.config import ModelSpec
 from coli.model.kv_cache import STEP, KVCache
 from coli.model.latent_attention import LatentAttention
 from coli.model.layer_copies import LayerCopies
-from coli.model.layers import Buffers, Machine, Mlp, Projection, Rows, scaled_add, tile_padded
+from coli.model.layers import Buffers, Machine, Mlp, Projection, Rows, norm, scaled_add, tile_padded
 from coli.model.loader import LatentWeights, LayerWeights, ModelWeights, MoeWeights
 from coli.model.moe import Experts, Moe
 from coli.model.mtp import MtpHead, MtpMemory
@@ -50,7 +50,10 @@ class Layer:
     def __init__(self, spec: ModelSpec, weights: LayerWeights, residency: Ints | None) -> None:
         self._eps = spec.rms_norm_eps
         self._multiplier = spec.residual_multiplier
-        self._norms = weights.input_layernorm, weights.post_attention_layernorm
+        self._norms = (
+            (weights.input_layernorm, weights.input_layernorm_bias),
+            (weights.post_attention_layernorm, weights.post_attention_layernorm_bias),
+        )
         self._attention: Attention | LatentAttention
         if isinstance(weights.attention, LatentWeights):
             self._attention = LatentAttention(spec, weights.spec, weights.attention)
@@ -67,9 +70,9 @@ class Layer:
         """hidden (S, H), updated in place."""
         threads = machine.threads_for(hidden.size)
         normed = machine.buffers.rows("normed", *hidden.shape)
-        elementwise.rms_norm(hidden, self._norms[0], self._eps, normed, threads)
+        norm(hidden, *self._norms[0], self._eps, normed, threads)
         scaled_add(hidden, self._attention(machine, normed, program, rotation), self._multiplier, threads)
-        elementwise.rms_norm(hidden, self._norms[1], self._eps, normed, threads)
+        norm(hidden, *self._norms[1], self._eps, normed, threads)
         if isinstance(self._mlp, Moe):
             self._mlp(machine, normed, hidden, program)
         else:
@@ -197,7 +200,7 @@ class Transformer:
                 call = seen.point.sum_call
         self._replay(program, call)
         _check(program)
-        elementwise.rms_norm(program.hidden, self.weights.norm, self.spec.rms_norm_eps, program.hidden)
+        norm(program.hidden, self.weights.norm, self.weights.norm_bias, self.spec.rms_norm_eps, program.hidden)
         look.dense((self.weights.lm_head,), program.hidden)
         self.settle(np.arange(S))
 
@@ -310,7 +313,7 @@ class Transformer:
         buffers.rows("logits", max(count, MAX_TREE_ROWS), tile_padded(self.vocab_size))  # one for all a verify can have
         chosen = buffers.rows("chosen", max(count, MAX_TREE_ROWS), self.spec.hidden_size)[:count]
         with tape.recording():
-            elementwise.rms_norm(chosen, self.weights.norm, self.spec.rms_norm_eps, chosen)
+            norm(chosen, self.weights.norm, self.weights.norm_bias, self.spec.rms_norm_eps, chosen)
             logits = self._lm_head(self._machine, chosen)[:, : self.vocab_size]
             if self.spec.logits_scaling != 1.0:
                 elementwise.scale(logits, 1.0 / self.spec.logits_scaling)
@@ -339,7 +342,10 @@ class Transformer:
         flags = np.zeros((spec.num_hidden_layers, 3, machine.threads), np.int64)
         program = Program(tape, inputs, hidden, cache.capacity, cache.is_f16, flags)
         with program.tape.recording():
-            rotation = rope.rope_table(inputs.positions, self.frequencies, spec.rope.attention_factor)
+            factors, tables = np.array([spec.rope.attention_factor, spec.rope.long_attention_factor]), None
+            if spec.rope.kind == "longrope":
+                tables = inputs.rope_tables
+            rotation = rope.rope_table(inputs.positions, self.frequencies, factors, tables)
             quantize.embed_rows(embed.kind, embed.weights, embed.scales, inputs.token_ids, embed.groups, hidden)
             if spec.embedding_multiplier != 1.0:
                 elementwise.scale(hidden, spec.embedding_multiplier)
@@ -372,6 +378,9 @@ class Transformer:
         inputs.slots[rows], inputs.prefix_len[rows] = paths.slots, paths.prefix_len
         inputs.path[rows, : paths.path.shape[1]], inputs.path_len[rows] = paths.path, paths.path_len
         inputs.keys[:, rows], inputs.values[:, rows] = (at[:, None] for at in cache.addresses())
+        if self.spec.rope.kind == "longrope":
+            beyond = group.positions >= self.spec.rope.original_max_position_embeddings
+            inputs.rope_tables[rows] = beyond | cache.is_long
         for window in cache.sliding:
             into, count = inputs.sliding[window.window], len(paths.slots)
             base = np.repeat(np.array(window.bases, np.int64), STEP)[:count]

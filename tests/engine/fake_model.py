@@ -23,6 +23,9 @@ class FakeCache:
         self.length = length
         del self.ids[length:]
 
+    def expect(self, prompt_length: int) -> None:
+        pass
+
     def keep_path(self, start: int, rows: Sequence[int]) -> None:
         assert list(rows) == sorted(set(rows))
         self.ids[start:] = [self.ids[start + row] for row in rows]

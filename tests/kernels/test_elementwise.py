@@ -21,6 +21,15 @@ def test_rms_norm_equals_the_slow_twin(width, threads):
     assert np.array_equal(out, [naive.rms_norm(row, weight, 1e-5) for row in x])
 
 
+@pytest.mark.parametrize("width", [1, 15, 16, 70, 2048])
+def test_layer_norm_equals_the_slow_twin(width):
+    x, weight, bias = rows((5, width)), rows((1, width), 1)[0], rows((1, width), 2)[0]
+    out = np.empty_like(x)
+    ew.layer_norm(x, weight, bias, 1e-5, out, 2)
+    for row, found in zip(x, out, strict=True):
+        assert np.array_equal(found, naive.layer_norm(row, weight, bias, 1e-5))
+
+
 def test_rms_norm_of_heads_touches_only_its_columns():
     x, weight = rows((4, 100)), rows((1, 24), 1)[0]
     before = x.copy()

@@ -74,3 +74,18 @@ def test_infinite_logits_give_valid_ids(value):
     x = np.full((1, 8), value, np.float32)
     ids, _, _ = run(x, 3)
     assert ids.tolist() == [[0, 1, 2]]
+
+
+@pytest.mark.parametrize("jitter", [0.01, 0.3])
+def test_sparsemixer_equals_the_slow_twin(jitter):
+    x = logits(40, 16)
+    x[0, [3, 9]] = 2.5  # equal best
+    x[1] = -np.abs(x[1])
+    ids, weights = np.empty((40, 2), np.int64), np.empty((40, 2), np.float32)
+    assert not routing.route(x, 2, routing.SPARSEMIXER, None, 1, 1, NONE, False, 1.0, ids, weights, 2, jitter=jitter)
+    for row, row_ids, row_weights in zip(x, ids, weights, strict=True):
+        expected_ids, expected = naive.sparse_mix(row, 2, jitter)
+        assert np.array_equal(row_ids, expected_ids)
+        assert np.array_equal(row_weights, expected)
+    assert (weights == 1).any()
+    assert (weights < 1).any()

@@ -21,6 +21,7 @@ FIXTURE = {
     "llama": "llama-bias-sharded",
     "mixtral": "mixtral-base",
     "olmoe": "olmoe-base",
+    "phimoe": "phimoe-longrope",
     "qwen2_moe": "qwen2_moe-sparse-step",
     "qwen3": "qwen3-base",
     "qwen3_moe": "qwen3_moe-padvocab",
@@ -430,3 +431,26 @@ def test_gpt_oss_yarn_does_not_truncate_its_ramp() -> None:
     assert (found.rope.kind, found.rope.truncate, found.rope.factor) == ("yarn", False, 32.0)
     assert (found.sinks, found.router_bias, found.expert_bias, found.swiglu_limit) == (True, True, True, 7.0)
     assert "swiglu_alpha" in refusal(UnsupportedModelError, "gpt_oss", swiglu_alpha=1.5)
+
+
+# phimoe
+
+
+def test_phimoe_has_longrope_with_factors_of_both_lengths() -> None:
+    found = spec("phimoe")
+    assert (found.rope.kind, found.rope.original_max_position_embeddings) == ("longrope", 56)
+    assert (found.rope.attention_factor, found.rope.long_attention_factor) == (1.1, 1.3)
+    assert len(found.rope.short_factor) == len(found.rope.long_factor) == 6
+    assert found.layer_norm
+    assert found.scoring_func == "sparsemixer"
+    table = config("phimoe")["rope_parameters"]
+    assert "long_factor" in refusal(CheckpointError, "phimoe", rope_parameters={**table, "long_factor": [1.0]})
+
+
+def test_phimoe_routes_to_two_experts_or_not_at_all() -> None:
+    assert "num_experts_per_tok" in refusal(UnsupportedModelError, "phimoe", num_experts_per_tok=3)
+
+
+@pytest.mark.parametrize("name", ["llama4", "llama4_text", "dbrx", "jamba", "granitemoehybrid"])
+def test_an_unknown_family_is_refused_by_its_name(name: str) -> None:
+    assert name in refusal(UnsupportedModelError, "llama", model_type=name)
