@@ -20,6 +20,7 @@ from coli.convert.conversion import Notice, Progress, convert_source
 from coli.convert.gguf_config import ROPE_FREQS, Metadata, architecture_of, config_from_metadata
 from coli.convert.gguf_deepseek import DEEPSEEK, deepseek_config
 from coli.convert.gguf_file import GgufFile
+from coli.convert.gguf_gpt_oss import gpt_oss_config
 from coli.convert.gguf_tensors import FLOAT_TYPES, NATIVE_KINDS, Heads, gguf_name, hugging_face_tensors, to_float32
 from coli.convert.latent import with_head_matrices
 from coli.convert.options import ConvertOptions, ConvertReport
@@ -59,6 +60,8 @@ class GgufSource:
         architecture = architecture_of(metadata)
         shapes = {name: file.header.tensors[name].shape for name, file in holders.items()}
         read = deepseek_config if metadata.architecture in DEEPSEEK else config_from_metadata
+        if metadata.architecture == "gpt-oss":
+            read = gpt_oss_config
         config, unknown = read(metadata, shapes, _rope_freqs(holders))
         if unknown:
             self.notices.append(

@@ -36,6 +36,7 @@ ARCHITECTURES: Mapping[str, Architecture] = {
     "deepseek2": Architecture("deepseek_v3", "deepseek_v3", permuted=False),
     "glm-dsa": Architecture("glm_moe_dsa", "glm_moe_dsa", permuted=False),
     "glm4moe": Architecture("glm4_moe", "glm4_moe", permuted=False),
+    "gpt-oss": Architecture("gpt_oss", "gpt_oss", permuted=False),
     "llama": Architecture("llama", "mixtral", permuted=True),
     "olmoe": Architecture("olmoe", "olmoe", permuted=False),
     "qwen2moe": Architecture("qwen2_moe", "qwen2_moe", permuted=False),
@@ -177,7 +178,7 @@ def config_from_metadata(
     model_type = architecture.moe_type if num_experts else architecture.model_type
     if model_type is None or (num_experts == 0 and architecture.moe_type == architecture.model_type):
         raise metadata.wrong(Keys.LLM.EXPERT_COUNT, "routed experts" if num_experts == 0 else "none", num_experts)
-    config: dict[str, Any] = {"model_type": model_type, **_trunk(metadata, shapes)}
+    config: dict[str, Any] = {"model_type": model_type, **trunk(metadata, shapes)}
     config |= rope_config(metadata, config, rope_freqs)
     if num_experts:
         config |= _experts(metadata, model_type, num_experts, config, shapes)
@@ -198,7 +199,7 @@ def unknown_keys(metadata: Metadata) -> list[str]:
     return sorted(key for key in metadata.values if key.startswith(prefix) and key not in metadata.asked)
 
 
-def _trunk(metadata: Metadata, shapes: Shapes) -> dict[str, Any]:
+def trunk(metadata: Metadata, shapes: Shapes) -> dict[str, Any]:
     """The keys that every family has."""
     hidden_size = metadata.integer(Keys.LLM.EMBEDDING_LENGTH)
     num_heads = metadata.integer(Keys.Attention.HEAD_COUNT)

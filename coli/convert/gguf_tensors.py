@@ -21,6 +21,7 @@ from coli.store.layout import GROUP_SIZE, Kind
 NATIVE_KINDS: Mapping[GGMLQuantizationType, Kind] = {
     GGMLQuantizationType.Q4_0: Kind.Q4,
     GGMLQuantizationType.Q8_0: Kind.Q8,
+    GGMLQuantizationType.MXFP4: Kind.MXFP4,
 }
 FLOAT_TYPES = (GGMLQuantizationType.F32, GGMLQuantizationType.F16, GGMLQuantizationType.BF16)
 _WHOLE = {
@@ -36,6 +37,7 @@ _PER_LAYER = {
     "attn_output": "self_attn.o_proj",
     "attn_q_norm": "self_attn.q_norm",
     "attn_k_norm": "self_attn.k_norm",
+    "attn_sinks": "self_attn.sinks",
     "attn_q_a": "self_attn.q_a_proj",
     "attn_q_a_norm": "self_attn.q_a_layernorm",
     "attn_q_b": "self_attn.q_b_proj",
@@ -142,7 +144,7 @@ class GgufTensor:
 
 @dataclass(frozen=True, slots=True)
 class NativeRows:
-    """The rows of a Q4_0 or Q8_0 tensor as they are; see source.NativeRows."""
+    """The rows of a Q4_0, Q8_0 or MXFP4 tensor as they are; see source.NativeRows."""
 
     kind: Kind
     tensor: GgufTensor
@@ -150,6 +152,10 @@ class NativeRows:
     def read(self, start: int, stop: int) -> QuantizedRows:
         """Blocks are one float16 scale and 32 weights: int8 in order, or nibbles, low ones first, high ones after."""
         raw = self.tensor.raw_rows(start, stop)
+        if self.kind is Kind.MXFP4:  # an exponent and 32 codes
+            blocks = raw.reshape(stop - start, -1, 1 + GROUP_SIZE // 2)
+            codes = np.concatenate([blocks[:, :, 1:] & 15, blocks[:, :, 1:] >> 4], axis=2)
+            return QuantizedRows(codes.reshape(stop - start, -1), blocks[:, :, 0])
         blocks = raw.reshape(stop - start, raw.shape[1] // (2 + GROUP_SIZE // (2 if self.kind is Kind.Q4 else 1)), -1)
         scales = np.ascontiguousarray(blocks[:, :, :2]).view("<f2")[:, :, 0]
         quants = blocks[:, :, 2:]
@@ -223,6 +229,12 @@ def _translate(tensor: GgufTensor, heads: Heads) -> Iterator[tuple[str, GgufTens
             tensor = replace(tensor, shape=(tensor.shape[0] * tensor.shape[1], tensor.shape[2]))
         if part == "exp_probs_b":
             yield f"{prefix}.mlp.gate.e_score_correction_bias", tensor
+            return
+        if part == "attn_sinks":
+            yield f"{prefix}.self_attn.sinks", tensor
+            return
+        if part.endswith("_exps") and suffix == "bias":
+            yield f"{prefix}.{_PER_LAYER[part]}_bias", tensor
             return
         if heads.permuted and part in ("attn_q", "attn_k"):
             tensor = _permuted(tensor, heads.query if part == "attn_q" else heads.key)

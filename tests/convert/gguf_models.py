@@ -130,6 +130,9 @@ def write(path: Path, metadata: Mapping[str, Any], tensors: Tensors, kind: Encod
         else:
             out.add_array(key, value)
     for name, values in tensors.items():
+        if values.dtype == np.uint8:  # encoded already
+            out.add_tensor(name, values, raw_dtype=Type.MXFP4)
+            continue
         chosen = kind(name, values)
         out.add_tensor(name, gguf.quants.quantize(values.astype(np.float32), chosen), raw_dtype=chosen)
     out.write_header_to_file(path)

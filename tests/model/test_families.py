@@ -211,7 +211,7 @@ def test_yarn_without_a_factor_takes_the_ratio_of_the_context_lengths() -> None:
     assert (rope.factor, rope.original_max_position_embeddings) == (4.0, 1024)
 
 
-@pytest.mark.parametrize("kind", ["dynamic", "longrope", "su", "mrope", "something new"])
+@pytest.mark.parametrize("kind", ["dynamic", "su", "mrope", "something new"])
 def test_unknown_rope_types_are_refused_by_name(kind: str) -> None:
     for key in ("type", "rope_type"):
         text = refusal(UnsupportedModelError, "llama", rope_scaling={key: kind, "factor": 2.0})
