@@ -322,7 +322,10 @@ def latent_width(latent: LatentSpec) -> int:
 
 
 def kv_bytes_per_token(spec: ModelSpec, dtype: str) -> int:
-    """Bytes one position takes in all layers that hold it, the keys of an indexer included."""
+    """Bytes one position takes in all layers that hold it, the keys of an indexer and the MTP head's rows included."""
+    if spec.mtp is not None:
+        alone = replace(mtp_cache_spec(spec, spec.mtp), mtp=None)
+        return kv_bytes_per_token(replace(spec, mtp=None), dtype) + kv_bytes_per_token(alone, dtype)
     values = 2 * spec.num_hidden_layers * spec.num_key_value_heads * spec.head_dim
     if spec.latent is not None:
         values = spec.num_hidden_layers * latent_width(spec.latent)
@@ -335,7 +338,7 @@ def kv_bytes_per_token(spec: ModelSpec, dtype: str) -> int:
 def kv_bytes(spec: ModelSpec, dtype: str, context: int) -> int:
     """Bytes of the cache of one sequence of up to `context` positions."""
     capacity = -(-context // SLOT_BLOCK) * SLOT_BLOCK
-    each = kv_bytes_per_token(spec, dtype) // spec.num_hidden_layers
-    if spec.latent is not None:
+    if all(layer.sliding_window is None for layer in spec.layers):
         return kv_bytes_per_token(spec, dtype) * capacity
+    each = kv_bytes_per_token(spec, dtype) // spec.num_hidden_layers
     return each * sum(rows_kept(layer.sliding_window or capacity, capacity) for layer in spec.layers)

@@ -206,7 +206,7 @@ class MtpHead:
         model, weights, machine = self._model, self._weights, self._machine
         spec, embed, H = model.spec, model.weights.embed_tokens, model.spec.hidden_size
         eps, rows = spec.rms_norm_eps, machine.buffers.rows
-        inputs = RowInputs.allocate(S, 1, spec.num_stored_layers)
+        inputs = RowInputs.allocate(S, 1, spec.num_stored_layers, ())
         flags = np.zeros((spec.num_stored_layers, 3, machine.threads), np.int64)
         out, states = rows("mtp_out", S, H), rows("mtp_states", S, H)
         program = Program(Tape(), inputs, out, cache.capacity, cache.is_f16, flags)

@@ -86,7 +86,7 @@ class Layer:
         """Record a sparse layer's router on hidden (S, H) of an earlier one: expert_ids (S, A)."""
         assert isinstance(self._mlp, Moe)
         normed = machine.buffers.rows("guess_normed", *hidden.shape)
-        elementwise.rms_norm(hidden, self._norms[1], self._eps, normed, machine.threads_for(hidden.size))
+        norm(hidden, *self._norms[1], self._eps, normed, machine.threads_for(hidden.size))
         return self._mlp.guess(machine, normed)
 
 

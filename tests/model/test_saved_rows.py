@@ -14,7 +14,7 @@ OPTIONS = GenerateOptions(12, ignore_eos=True)
 
 
 @pytest.mark.parametrize("kv", ["f32", "f16"])
-@pytest.mark.parametrize("name", ["olmoe-base", "glm_moe_dsa-sparse", MTP_FIXTURE])
+@pytest.mark.parametrize("name", ["olmoe-base", "glm_moe_dsa-sparse", "gpt_oss-base", MTP_FIXTURE])
 def test_a_loaded_conversation_goes_on_as_the_saved_one(tmp_path: Path, name: str, kv: str) -> None:
     with LLM.open(container(name, "f32"), EngineOptions(kv=kv, usage_save=False), lambda line: None) as llm:
         first, second = (Conversation(llm, 200, DraftOptions()) for _ in range(2))
@@ -25,7 +25,9 @@ def test_a_loaded_conversation_goes_on_as_the_saved_one(tmp_path: Path, name: st
         assert second._session is not None
         length = second._session.cache.length
         assert length == first._session.cache.length > 15
-        for mine, loaded in zip(first._session.cache.held(length), second._session.cache.held(length), strict=True):  # type: ignore[attr-defined]
+        saved = [each._session.cache.saved(length) for each in (first, second)]  # type: ignore[union-attr]
+        assert saved[0].keys() == saved[1].keys()
+        for mine, loaded in zip(saved[0].values(), saved[1].values(), strict=True):
             assert mine.any() or not mine.size
             assert np.array_equal(mine, loaded)
         answers = ["".join(each.ask("Why?", OPTIONS)) for each in (first, second)]
