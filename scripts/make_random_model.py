@@ -27,6 +27,7 @@ POOL_BLOCKS = 1 << 21  # 38 MB of Q4_0
 TYPES = {"q4_0": Type.Q4_0, "q8_0": Type.Q8_0, "f16": Type.F16}
 FILE_TYPES = {"q4_0": 2, "q8_0": 7, "f16": 1}  # general.file_type
 NIBBLE_DEVIATION = 2.6  # of the nibbles that are drawn, about that of real Q4_0 files
+CODE_DEVIATION = 2.2  # of the MXFP4 values that are drawn
 BYTE_DEVIATION = 45.0  # of the int8 weights that are drawn
 NORMAL, UNUSED = 1, 5
 
@@ -69,6 +70,7 @@ class Shape:
     tied: bool = False
     context: int = 32768
     latent: Latent | None = None
+    window: int = 0  # of every other layer
 
 
 SHAPES = {
@@ -109,6 +111,12 @@ SHAPES = {
     "qwen3-235b-a22b": Shape(
         "qwen3moe", 94, 4096, 64, 4, 128, 1536, 151936, 1e6, experts=128, per_token=8, qk_norm="head"
     ),
+    "gpt-oss-120b": Shape(
+        "gpt-oss", 36, 2880, 64, 8, 64, 2880, 201088, 1.5e5, 1e-5, experts=128, per_token=4, window=128, context=131072
+    ),
+    "gpt-oss-20b": Shape(
+        "gpt-oss", 24, 2880, 64, 8, 64, 2880, 201088, 1.5e5, 1e-5, experts=32, per_token=4, window=128, context=131072
+    ),
     "olmoe": Shape("olmoe", 16, 2048, 16, 16, 128, 1024, 50304, 1e4, 1e-5, 64, 8, qk_norm="row", context=4096),
     "mixtral": Shape("llama", 32, 4096, 32, 8, 128, 14336, 32000, 1e6, 1e-5, 8, 2),
     "qwen1.5-moe-a2.7b": Shape(
@@ -145,14 +153,18 @@ def tensors(shape: Shape, kind: Type) -> Iterator[Tensor]:
             yield Tensor(block + "attn_k.weight", (key, hidden), kind)
             yield Tensor(block + "attn_v.weight", (key, hidden), kind)
             yield Tensor(block + "attn_output.weight", (hidden, query), kind, 4 * branch)
-        if shape.architecture == "qwen2moe":
+        if shape.architecture in ("qwen2moe", "gpt-oss"):
             for name, rows in (("q", query), ("k", key), ("v", key)):
                 yield Tensor(f"{block}attn_{name}.bias", (rows,), Type.F32, 0.1)
         if shape.qk_norm:
             per_head = shape.qk_norm == "head"
             yield Tensor(block + "attn_q_norm.weight", (shape.head_dim if per_head else query,), Type.F32, None)
             yield Tensor(block + "attn_k_norm.weight", (shape.head_dim if per_head else key,), Type.F32, None)
-        yield Tensor(block + "ffn_norm.weight", (hidden,), Type.F32, None)
+        if shape.architecture == "gpt-oss":
+            yield Tensor(block + "attn_output.bias", (hidden,), Type.F32, 0.1 * branch)
+            yield Tensor(block + "attn_sinks.weight", (shape.heads,), Type.F32, 1.0)
+        norm = "post_attention_norm" if shape.architecture == "gpt-oss" else "ffn_norm"
+        yield Tensor(f"{block}{norm}.weight", (hidden,), Type.F32, None)
         if shape.latent is not None and i < shape.latent.dense_layers:
             yield from _mlp(replace(shape, experts=0, inter=shape.latent.dense_inter), block, kind, branch)
         else:
@@ -189,6 +201,11 @@ def _mlp(shape: Shape, block: str, kind: Type, branch: float) -> Iterator[Tensor
         yield Tensor(block + "ffn_down.weight", (hidden, inter), kind, 2 * branch)
         return
     yield Tensor(block + "ffn_gate_inp.weight", (shape.experts, hidden), Type.F32)
+    if shape.architecture == "gpt-oss":  # its experts are MXFP4 whatever the rest is
+        kind = Type.MXFP4
+        yield Tensor(block + "ffn_gate_inp.bias", (shape.experts,), Type.F32, 0.1)
+        for part, rows in (("gate", inter), ("up", inter), ("down", hidden)):
+            yield Tensor(f"{block}ffn_{part}_exps.bias", (shape.experts, rows), Type.F32, 0.1 * branch)
     yield Tensor(block + "ffn_gate_exps.weight", (shape.experts, inter, hidden), kind)
     yield Tensor(block + "ffn_up_exps.weight", (shape.experts, inter, hidden), kind)
     yield Tensor(block + "ffn_down_exps.weight", (shape.experts, hidden, inter), kind, 4 * branch)
@@ -214,6 +231,12 @@ class RandomBlocks:
             nibbles = (np.clip(np.rint(drawn), -7, 7) + 8).astype(np.uint8)
             self._quants = nibbles[:, :16] | nibbles[:, 16:] << 4
             self._deviation = NIBBLE_DEVIATION
+        elif kind is Type.MXFP4:
+            values = np.array([0, 0.5, 1, 1.5, 2, 3, 4, 6, 0, -0.5, -1, -1.5, -2, -3, -4, -6], np.float32)
+            drawn = rng.standard_normal((blocks // 4, 32), np.float32) * CODE_DEVIATION
+            codes = np.abs(drawn[:, :, None] - values).argmin(axis=2).astype(np.uint8)
+            self._quants = codes[:, :16] | codes[:, 16:] << 4
+            self._deviation = CODE_DEVIATION
         elif kind is Type.Q8_0:
             drawn = rng.standard_normal((blocks // 2, 32), np.float32) * BYTE_DEVIATION
             self._quants = np.clip(np.rint(drawn), -127, 127).astype(np.int8).view(np.uint8)
@@ -231,6 +254,11 @@ class RandomBlocks:
             return flat.reshape(shape).view(np.uint8)
         blocks = weights // self.block
         out = np.empty((blocks, self.nbytes), np.uint8)
+        if self.kind is Type.MXFP4:
+            out[:, 1:] = self._pick(blocks)
+            spread = np.log2(self._pick(blocks, scales=True) * np.float32(deviation / self._deviation))
+            out[:, 0] = 127 + np.rint(spread).astype(np.int64)
+            return out.reshape(*shape[:-1], -1)
         out[:, 2:] = self._pick(blocks)
         scales = self._pick(blocks, scales=True) * np.float32(deviation / self._deviation)
         out[:, :2] = scales.astype(np.float16).view(np.uint8).reshape(-1, 2)
@@ -274,12 +302,12 @@ def _known(merge: object, tokens: set[Any]) -> bool:
 def write_model(path: Path, shape: Shape, kind: str, vocab: Path, seed: int, pool: int = POOL_BLOCKS) -> None:
     """Write the model; peak memory is the pool and one tensor."""
     rng = np.random.default_rng(seed)
-    blocks = RandomBlocks(TYPES[kind], rng, pool)
+    pools = {kind: RandomBlocks(kind, rng, pool) for kind in (TYPES[kind], *_extra_types(shape))}
     writer = gguf.GGUFWriter(path, shape.architecture)
     _write_metadata(writer, shape, FILE_TYPES[kind])
     for key, value in vocabulary(vocab, shape.vocab).items():
         _add(writer, key, value)
-    planned = list(tensors(shape, blocks.kind))
+    planned = list(tensors(shape, TYPES[kind]))
     for tensor in planned:
         block, nbytes = gguf.GGML_QUANT_SIZES[tensor.kind]
         size = int(np.prod(tensor.shape)) // block * nbytes
@@ -293,17 +321,21 @@ def write_model(path: Path, shape: Shape, kind: str, vocab: Path, seed: int, poo
     writer.write_kv_data_to_file()
     writer.write_ti_data_to_file()
     for tensor in planned:
-        writer.write_tensor_data(_values(tensor, blocks, rng))
+        writer.write_tensor_data(_values(tensor, pools, rng))
     writer.close()
 
 
-def _values(tensor: Tensor, blocks: RandomBlocks, rng: np.random.Generator) -> NDArray[Any]:
+def _extra_types(shape: Shape) -> tuple[Type, ...]:
+    return (Type.MXFP4,) if shape.architecture == "gpt-oss" else ()
+
+
+def _values(tensor: Tensor, pools: dict[Type, RandomBlocks], rng: np.random.Generator) -> NDArray[Any]:
     if tensor.gain is None:
         return np.ones(tensor.shape, np.float32)
     if tensor.kind is Type.F32:
         inputs = tensor.shape[-1] if len(tensor.shape) > 1 else 1
         return (rng.standard_normal(tensor.shape) * tensor.gain / inputs**0.5).astype(np.float32)
-    return blocks.rows(tensor.shape, tensor.gain / tensor.shape[-1] ** 0.5)
+    return pools[tensor.kind].rows(tensor.shape, tensor.gain / tensor.shape[-1] ** 0.5)
 
 
 def _write_metadata(writer: gguf.GGUFWriter, shape: Shape, file_type: int) -> None:
@@ -327,7 +359,12 @@ def _write_metadata(writer: gguf.GGUFWriter, shape: Shape, file_type: int) -> No
     if shape.experts:
         writer.add_expert_count(shape.experts)
         writer.add_expert_used_count(shape.per_token)
-    if shape.architecture in ("qwen2moe", "qwen3moe") or shape.latent is not None:
+    if shape.window:
+        writer.add_sliding_window(shape.window)
+        writer.add_rope_scaling_type(gguf.RopeScalingType.YARN)
+        writer.add_rope_scaling_factor(32.0)
+        writer.add_rope_scaling_orig_ctx_len(4096)
+    if shape.architecture in ("qwen2moe", "qwen3moe", "gpt-oss") or shape.latent is not None:
         writer.add_expert_feed_forward_length(shape.inter)
     if shape.shared_inter and shape.latent is None:
         writer.add_expert_shared_feed_forward_length(shape.shared_inter)
@@ -371,7 +408,9 @@ def main() -> None:
     parser.add_argument("--shape", choices=sorted(SHAPES), required=True)
     parser.add_argument("--layers", type=int, help="cut to this many layers")
     parser.add_argument("-o", "--output", type=Path, required=True)
-    parser.add_argument("--type", choices=sorted(TYPES), default="q4_0", help="of every matrix but the routers")
+    parser.add_argument(
+        "--type", choices=sorted(TYPES), default="q4_0", help="of every matrix but routers and gpt-oss experts"
+    )
     parser.add_argument("--vocab", type=Path, help="a GGUF file to take the vocabulary from")
     parser.add_argument("--seed", type=int, default=1)
     args = parser.parse_args()

@@ -66,14 +66,18 @@ def model_sizes(path: Path) -> ModelSizes:
     if not (path / "config.json").is_file():
         raise OptionError(f"{path}: expected a container, a GGUF file or a folder with config.json")
     config_path = path / "config.json"
-    spec = spec_from_config(parse_object(read_text_file(config_path), str(config_path)), config_path)
+    config = parse_object(read_text_file(config_path), str(config_path))
+    spec = spec_from_config(config, config_path)
     weights = tuple(sorted(path.glob("*.safetensors")))
     what = "Hugging Face folder" if weights else "config.json alone"
     if (path / INDEX).is_file():
         spec = stored_spec(spec, set(read_object(path / INDEX, MAX_INDEX_BYTES).get("weight_map") or ()))
     elif weights:
         spec = stored_spec(spec, {name for shard in weights for name in read_header(shard).tensors})
-    return _of_spec(f"{what}, as `coli convert` would write it (dense q8, experts q4)", spec, weights)
+    method = (config.get("quantization_config") or {}).get("quant_method")
+    experts = Kind.MXFP4 if method == "mxfp4" else Kind.Q4
+    what += f", as `coli convert` would write it (dense q8, experts {experts.label})"
+    return _of_spec(what, spec, weights, experts)
 
 
 def _of_container(path: Path) -> ModelSizes:
@@ -108,9 +112,9 @@ def _of_gguf(path: Path) -> ModelSizes:
     )
 
 
-def _of_spec(source: str, spec: ModelSpec, files: Iterable[Path]) -> ModelSizes:
+def _of_spec(source: str, spec: ModelSpec, files: Iterable[Path], experts: Kind) -> ModelSizes:
     stored = {tensor.name: _stored(tensor) for tensor in dense_tensors(spec)}
-    records = dict.fromkeys(spec.moe_layers, _record_bytes(spec, Kind.Q4)) if spec.moe_layers else {}
+    records = dict.fromkeys(spec.moe_layers, _record_bytes(spec, experts)) if spec.moe_layers else {}
     if spec.mtp is not None:
         records[spec.mtp.layer_idx] = _record_bytes(spec, Kind.Q8)
     return ModelSizes(
