@@ -27,8 +27,9 @@ def test_a_loaded_conversation_goes_on_as_the_saved_one(tmp_path: Path, name: st
         assert length == first._session.cache.length > 15
         saved = [each._session.cache.saved(length) for each in (first, second)]  # type: ignore[union-attr]
         assert saved[0].keys() == saved[1].keys()
-        for mine, loaded in zip(saved[0].values(), saved[1].values(), strict=True):
-            assert mine.any() or not mine.size
+        for part, mine in saved[0].items():
+            loaded = saved[1][part]
+            assert mine.any() or not mine.size or part.startswith("base")
             assert np.array_equal(mine, loaded)
         answers = ["".join(each.ask("Why?", OPTIONS)) for each in (first, second)]
         assert answers[0] == answers[1]
