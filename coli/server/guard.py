@@ -7,6 +7,7 @@ import hmac
 import ipaddress
 from collections.abc import Awaitable, Callable, Collection, MutableMapping
 from typing import Any
+from urllib.parse import urlsplit
 
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse
@@ -50,8 +51,16 @@ def is_loopback(host: str) -> bool:
         return host == "localhost"
 
 
+def _hostname(origin: str) -> str:
+    try:
+        return urlsplit(origin).hostname or ""
+    except ValueError:
+        return ""
+
+
 class Guard:
-    """ASGI middleware. On a loopback address only loopback names are served: a web page cannot reach it by another."""
+    """ASGI middleware. On a loopback address only loopback names and pages are served: a web page from elsewhere can
+    reach it neither by a name of its own nor by ours."""
 
     def __init__(self, app: App, *, api_key: str | None, host: str, open_paths: Collection[str] = ()) -> None:
         """open_paths: served without the key, beside OPEN_PATHS."""
@@ -73,6 +82,11 @@ class Guard:
             name = named.rsplit(":", 1)[0] if not named.endswith("]") else named
             if not is_loopback(name):
                 raise HttpError(403, f"host {name!r}: this server answers to localhost only", code="host_not_allowed")
+            origin = request.headers.get("origin")
+            if origin is not None and not is_loopback(_hostname(origin)):
+                # a browser sends simple POST requests of any page without asking first
+                message = f"origin {origin[:100]!r}: pages of other hosts may not use this server"
+                raise HttpError(403, message, code="origin_not_allowed")
         if self._api_key is None or request.url.path in self._open:
             return
         scheme, _, given = request.headers.get("authorization", "").partition(" ")

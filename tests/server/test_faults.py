@@ -89,6 +89,8 @@ def test_key_and_host_are_checked_but_health_needs_no_key(small):
     assert httpx.get(f"{small.url}/v1/models", headers=HEADERS).status_code == 200
     assert httpx.get(f"{small.url}/health").status_code == 200
     assert httpx.get(f"{small.url}/health", headers={"Host": "evil.example"}).status_code == 403
+    for origin, status in (("http://evil.example", 403), ("null", 403), ("http://[", 403), (small.url, 200)):
+        assert httpx.get(f"{small.url}/health", headers={"Origin": origin}).status_code == status, origin
     assert httpx.get(f"{small.url}/health", headers={"Host": "localhost:80"}).status_code == 200
 
 
