@@ -31,6 +31,11 @@ def products(kind: int, rows: int) -> np.ndarray:
         packed, scales = quantize.pack_f32(w), np.zeros(1, np.float16)
     elif kind == matmul.KIND_Q8:
         packed, scales = quantize.pack_q8(*quantize.quantize_q8(w, threads=THREADS))
+    elif kind == matmul.KIND_MXFP4:
+        codes = np.arange(48 * 224, dtype=np.int64) * 7 // 3 % 16
+        exponents = (np.arange(48 * 7, dtype=np.int64) * 5 % 9 + 118).astype(np.uint8)
+        exponents[:3] = 0, 1, 200
+        packed, scales = quantize.pack_mxfp4(codes.astype(np.uint8).reshape(48, 224), exponents.reshape(48, 7))
     else:
         packed, scales = quantize.pack_q4(*quantize.quantize_q4(w, np.abs(numbers(224)), threads=THREADS))
     buffer = activations.aligned(activations.x_bytes(kind, rows, 7))
@@ -114,6 +119,7 @@ CASES = {
     "f32": lambda: products(matmul.KIND_F32, 9),
     "q8": lambda: products(matmul.KIND_Q8, 37),
     "q4": lambda: products(matmul.KIND_Q4, 37),
+    "mxfp4": lambda: products(matmul.KIND_MXFP4, 37),
     "attention f32": lambda: attend(False),
     "attention f16": lambda: attend(True),
     "norms": norms,
