@@ -60,9 +60,7 @@ def build_index(
     index_options = IndexOptions(
         vocab_size, encoder.fingerprint, options.max_order, options.span_files, max(options.prune, 0)
     )
-    header = write_index(target, tokens, index_options, progress)
-    remove_work_folder(target)
-    return header
+    return _written(target, tokens, index_options, progress)
 
 
 def add_to_index(
@@ -81,9 +79,18 @@ def add_to_index(
     new = _tokenize(names, target, encoder, vocab_size, options, progress)
     header = index.header
     index_options = IndexOptions(vocab_size, header.tokenizer, header.max_order, header.span_files, header.prune)
-    result = write_index(target, joined([old, new]), index_options, progress)
+    return _written(target, joined([old, new]), index_options, progress)
+
+
+def _written(target: Path, tokens: Tokens, options: IndexOptions, progress: Progress) -> IndexHeader:
+    """Write the index; the shards are of use to another run only when writing itself failed."""
+    try:
+        header = write_index(target, tokens, options, progress)
+    except CorpusError:
+        remove_work_folder(target)
+        raise
     remove_work_folder(target)
-    return result
+    return header
 
 
 def _tokenize(

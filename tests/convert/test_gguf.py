@@ -243,7 +243,7 @@ def test_a_missing_tensor_is_named_as_the_file_would(name: str, tmp_path: Path, 
 
 def test_a_tensor_nobody_asked_for_is_named(tmp_path: Path, run: Run):
     tensors = gguf_tensors("qwen3-base") | {"blk.0.attn_sinks.weight": np.zeros(4, np.float32)}
-    refuse(run, write(tmp_path / "m.gguf", metadata_of("qwen3-base"), tensors), CheckpointError, "attn_sinks")
+    refuse(run, write(tmp_path / "m.gguf", metadata_of("qwen3-base"), tensors), CheckpointError, "self_attn.sinks")
 
 
 def test_a_tensor_of_another_shape_is_named(tmp_path: Path, run: Run):

@@ -120,6 +120,7 @@ class Settings:
     schema: Path | None = None
     grammar_draft: int = 24
     gate: str = "seed"
+    mtp: bool | None = None
 
 
 def open_corpus(path: Path, vocab_size: int = 100) -> tuple[CorpusSource | None, list[str]]:
