@@ -44,6 +44,12 @@ def command(source: Path, target: Path, **flags: Any) -> None:
     check_target(settings["json"])
     if str(target) == "-" and str(settings["json"]) == "-":
         raise OptionError("--json: standard output is taken by -o -; give a file")
+    if (report_to := settings["json"]) is not None:
+        for other, what in ((source, "the input"), (target, "the file of the answers")):
+            if report_to.resolve() == other.resolve() or (
+                report_to.exists() and other.exists() and report_to.samefile(other)
+            ):
+                raise OptionError(f"--json: {report_to}: is {what} too; choose another file")
     if importlib.util.find_spec("pydantic") is None:
         raise OptionError("batch: pydantic is not installed; type: pip install 'coli[batch]'")
     path = model_path(settings, streams.notice)

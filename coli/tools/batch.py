@@ -146,6 +146,7 @@ def run_batch(
                 f"{target}: {foreign} of its {len(output.done)} records are of other rows, another model or other "
                 "options: choose another file for -o, or remove it"
             )
+        output.resume()
         report.kept = len(output.done)
         report.errors = report.errors_kept = sum(output.done.values())
         left = (row for row in read_rows(file, identity) if row.record_id not in output.done)
@@ -266,7 +267,8 @@ class _Batch:
         if prompt < 1:
             raise ContextLengthError("the prompt has no tokens; give some text")
         if prompt >= context:
-            raise ContextLengthError(f"the prompt has {prompt} tokens, the context is {context}: raise --ctx")
+            remedy = "raise --ctx" if prompt < self._llm.spec.max_position_embeddings else "shorten it"
+            raise ContextLengthError(f"the prompt has {prompt} tokens, the context is {context}: {remedy}")
         if wanted > context and not self._options.context_asked:
             raise ContextLengthError(
                 f"the prompt has {prompt} tokens and the answer up to {most}, the context is {context}: "

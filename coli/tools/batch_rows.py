@@ -28,6 +28,7 @@ SYNC_S = 1.0
 INTERNAL, OTHER_MODEL = "server_error", "model_not_found"
 RETRIED = (INTERNAL, OTHER_MODEL)  # codes of records that another start tries again
 STDOUT = Path("-")
+_BEGIN = b'{"id": "'  # of every record
 _FIELDS = ("custom_id", "method", "url", "body")
 
 
@@ -146,12 +147,14 @@ class Output:
     """The file of records, ours alone while it is open; `done`: record ids in it, True where there is an error."""
 
     def __init__(self, path: Path) -> None:
-        self._path = path
         self._to_stdout = path == STDOUT
         self._synced = time.monotonic()
         self.done: dict[str, bool] = {}
         if self._to_stdout:
             return
+        if path.exists() and not path.is_file():
+            raise OptionError(f"{path}: is no regular file, to which a batch could come back; expected a file, or -")
+        self._path = path = path.resolve()  # behind a link is the file that may be replaced
         try:
             self._descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
         except OSError as error:
@@ -161,30 +164,36 @@ class Output:
                 fcntl.flock(self._descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except OSError:
                 raise OptionError(f"{path}: another batch is writing it; wait for that one") from None
-            self._end = self._resume()
+            self._read()
         except BaseException:
             os.close(self._descriptor)
             raise
 
-    def _resume(self) -> int:
-        """Read what is there; records to be tried again and the rest of one that was cut off are left out."""
-        retried: list[tuple[int, int]] = []
-        at = 0
+    def _read(self) -> None:
+        """Learn what is there, and leave it as it is."""
+        self._retried: list[tuple[int, int]] = []
+        self._end = 0
         with os.fdopen(os.dup(self._descriptor), "rb") as file:
             for line in file:
                 if not line.endswith(b"\n"):
+                    if not (line.startswith(_BEGIN) or _BEGIN.startswith(line)):
+                        self._record(b"")  # no record that was cut off
                     break
                 record = self._record(line)
                 error = record.get("error")
                 if error is not None and error.get("code") in RETRIED:
-                    retried.append((at, at + len(line)))
+                    self._retried.append((self._end, self._end + len(line)))
                 else:
                     self.done[record["id"]] = error is not None
-                at += len(line)
-        if retried:
-            at = self._drop(retried, at)
-        self._cut(at)
-        return at
+                self._end += len(line)
+
+    def resume(self) -> None:
+        """Leave out records to be tried again and the rest of one that was cut off. Before the first `append`."""
+        if self._to_stdout:
+            return
+        if self._retried:
+            self._end = self._drop(self._retried, self._end)
+        self._cut(self._end)
 
     def _record(self, line: bytes) -> dict[str, Any]:
         try:
@@ -205,6 +214,7 @@ class Output:
                     file.write(os.pread(self._descriptor, start - at, at))
                     at = stop
                 file.flush()
+                os.fchmod(file.fileno(), os.fstat(self._descriptor).st_mode & 0o777)
                 os.fsync(file.fileno())
                 length = file.tell()
             descriptor = os.open(fresh, os.O_RDWR | os.O_CLOEXEC)

@@ -131,6 +131,50 @@ def test_other_options_or_another_file_are_refused(coli, tmp_path):
     assert done.status == 2
     assert "something else than records" in done.err
     assert target.read_text() == "my notes\n"
+    target.write_text('{"mine": 1}')  # no line end: not a record that was cut off either
+    assert coli("batch", source, "-o", target).status == 2
+    assert target.read_text() == '{"mine": 1}'
+
+
+def test_a_refused_start_leaves_the_file_as_it_is(coli, tmp_path):
+    source, target = write_rows(tmp_path / "in", 3, BAD[:1]), tmp_path / "out"
+    assert coli("batch", source, "-o", target).status == 3
+    failed = {"id": "x", "custom_id": "y", "response": None, "error": {"code": "server_error"}}
+    target.write_bytes(target.read_bytes() + json.dumps(failed).encode() + b'\n{"id": "half')
+    before = target.read_bytes()
+    assert coli("batch", source, "-o", target, "--ngen", "9").status == 2
+    assert target.read_bytes() == before
+
+
+def test_the_report_may_not_take_the_place_of_rows_or_answers(coli, tmp_path):
+    source, target = write_rows(tmp_path / "in", 2, ()), tmp_path / "out"
+    before = source.read_bytes()
+    for path in (source, target):
+        done = coli("batch", source, "-o", target, "--json", path)
+        assert done.status == 2
+        assert "choose another file" in done.err
+    assert source.read_bytes() == before
+
+
+@pytest.mark.parametrize("name", ["/dev/full", "/dev/null", "pipe"])
+def test_answers_go_to_a_file_or_standard_output_only(coli, tmp_path, name):
+    os.mkfifo(tmp_path / "pipe")
+    done = coli("batch", write_rows(tmp_path / "in", 2, ()), "-o", tmp_path / name)
+    assert done.status == 2
+    assert "no regular file" in done.err
+
+
+def test_a_link_to_the_answers_stays_one(coli, tmp_path):
+    source, target, link = write_rows(tmp_path / "in", 2, ()), tmp_path / "out", tmp_path / "link"
+    link.symlink_to(target)
+    assert coli("batch", source, "-o", link).status == 0
+    failed = {"id": "x", "custom_id": "y", "response": None, "error": {"code": "server_error"}}
+    target.write_bytes(target.read_bytes() + json.dumps(failed).encode() + b"\n")
+    target.chmod(0o600)
+    assert coli("batch", source, "-o", link).status == 0
+    assert link.is_symlink()
+    assert len(records(target)) == 2
+    assert target.stat().st_mode & 0o777 == 0o600
 
 
 @pytest.mark.parametrize("left", [1, 40])
