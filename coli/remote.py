@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import json
 import urllib.error
+import urllib.parse
 import urllib.request
 from collections.abc import Collection, Iterator
 from contextlib import closing
 from dataclasses import replace
+from http.client import HTTPException
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +17,7 @@ from coli.errors import ColiError, OptionError
 from coli.options import GenerateOptions
 
 _FIELDS = {"temp": "temperature"}
+_END = "data: [DONE]"
 
 
 class RemoteError(ColiError):
@@ -25,6 +28,10 @@ class RemoteConversation:
     """Asks `URL/v1/chat/completions`; settings nobody gave are left to the server."""
 
     def __init__(self, url: str, api_key: str | None, given: Collection[str]) -> None:
+        """given: names of the settings somebody gave. Raises OptionError for what is no address of a server."""
+        parts = urllib.parse.urlsplit(url)
+        if parts.scheme not in ("http", "https") or not parts.netloc:
+            raise OptionError(f"--attach {url}: expected http://HOST:PORT, the address `coli serve` says it listens on")
         self.messages: list[dict[str, str]] = []
         self.system: str | None = None
         self.result: Any = None
@@ -59,7 +66,11 @@ class RemoteConversation:
         self._first = self._first or options
         sampler, first = options.sampler, self._first.sampler
         names = ("temp", "top_k", "top_p", "min_p", "repeat_penalty", "presence_penalty", "frequency_penalty", "seed")
-        body: dict[str, Any] = {"max_tokens": options.max_tokens, "stream": True}
+        body: dict[str, Any] = {"stream": True}
+        if "ngen" in self._given or options.max_tokens != self._first.max_tokens:
+            body["max_tokens"] = options.max_tokens
+        if options.ignore_eos:
+            body["ignore_eos"] = True
         for name in names:
             field = _FIELDS.get(name, name)
             value = getattr(sampler, field)
@@ -80,32 +91,41 @@ class RemoteConversation:
             request = urllib.request.Request(f"{self._url}/v1/chat/completions", data, headers)
             with closing(urllib.request.urlopen(request)) as response:
                 self.messages.append(said)
+                ended = False
                 for line in response:
+                    ended = ended or line.decode("utf-8", "replace").strip() == _END
                     piece = _piece(line)
                     if piece:
                         said["content"] += piece
                         yield piece
+                if not ended:
+                    raise ValueError("the answer broke off; say it again")
         except urllib.error.HTTPError as error:
             self.messages.pop()
             with error:
                 raise RemoteError(f"{self._url}: {_message(error.read()) or error.reason}") from None
-        except (OSError, ValueError) as error:
+        except (OSError, ValueError, HTTPException, RemoteError) as error:
             if self.messages[-1] is said:
                 self.messages.pop()
             self.messages.pop()
+            if isinstance(error, HTTPException):
+                error = ValueError(f"no answer of a server of coli's kind, or it broke off ({type(error).__name__})")
             raise RemoteError(f"{self._url}: {getattr(error, 'reason', None) or error}") from None
 
 
 def _piece(line: bytes) -> str:
     """The text in one line of a stream. Raises RemoteError for an error sent in it."""
     text = line.decode("utf-8", "replace").strip()
-    if not text.startswith("data: ") or text == "data: [DONE]":
+    if not text.startswith("data: ") or text == _END:
         return ""
     body = json.loads(text.removeprefix("data: "))
-    if "error" in body:
-        raise RemoteError(str(body["error"].get("message")))
-    choices = body.get("choices") or [{}]
-    return choices[0].get("delta", {}).get("content") or ""
+    try:
+        if "error" in body:
+            raise RemoteError(str(body["error"].get("message")))
+        choices = body.get("choices") or [{}]
+        return str(choices[0].get("delta", {}).get("content") or "")
+    except (AttributeError, TypeError, KeyError, IndexError):
+        raise ValueError("expected the events of a chat completion") from None
 
 
 def _message(data: bytes) -> str | None:

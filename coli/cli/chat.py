@@ -72,7 +72,9 @@ def command(attach: str | None, **flags: Any) -> None:
 
         if path is not None:
             raise OptionError("--session: a server keeps no file of the conversation; leave it out with --attach")
-        remote = RemoteConversation(attach, settings["api_key"], given=frozenset(filter(settings.given, SAMPLER)))
+        remote = RemoteConversation(
+            attach, settings["api_key"], given=frozenset(filter(settings.given, (*SAMPLER, "ngen")))
+        )
         remote.system = settings["system"]
         _Chat(remote, generate_options(settings), streams).run()
         return
@@ -107,21 +109,26 @@ class _Chat:
         self._verbose = streams.verbose
 
     def run(self) -> None:
-        """Until the input ends, /quit, or Ctrl-C at the prompt."""
+        """Until the input ends, /quit, or Ctrl-C at the prompt. After an error, where nobody was there to see it, the
+        exit status is 1."""
         # Ctrl-C belongs to the answer here, however often: the thread that ends the process at the second is not told.
         signal.set_wakeup_fd(-1)
         signal.signal(signal.SIGINT, signal.default_int_handler)
+        failed = False
         for line in _lines():
             if not line.strip():
                 continue
             try:
                 if line.startswith("/"):
                     if not self._command(line):
-                        return
+                        break
                 else:
                     self._show(self._partner.ask(line, self._options))
             except ColiError as error:
                 self._streams.plain(f"coli: {error}")
+                failed = True
+        if failed and not sys.stdin.isatty():
+            click.get_current_context().exit(1)
 
     def _command(self, line: str) -> bool:
         """Do what a line with / says; False to leave."""
@@ -144,6 +151,8 @@ class _Chat:
             case "/save" | "/load" if rest:
                 (partner.save if name == "/save" else partner.load)(Path(rest))
                 streams.plain(f"{name[1:]}: {rest}, {len(partner.messages)} messages")
+            case "/save" | "/load":
+                raise OptionError(f"{name}: expected the name of a file behind it")
             case "/help":
                 for each in HELP:
                     streams.plain(each)

@@ -27,9 +27,10 @@ def _signals_as_before():
     signal.signal(signal.SIGINT, before)
 
 
-def talk(coli, *lines: str, args: tuple[object, ...] = ()):
+def talk(coli, *lines: str, args: tuple[object, ...] = (), status: int = 0):
+    """status: 1 where a line is refused, which does not end the conversation."""
     done = coli(*ARGS, *args, stdin="".join(f"{line}\n" for line in lines).encode())
-    assert done.status == 0, done.err
+    assert done.status == status, done.err
     return done
 
 
@@ -77,9 +78,8 @@ def test_session_of_another_model_or_a_damaged_one_is_refused(coli, tmp_path):
 
 
 def test_commands_change_what_follows_and_errors_keep_the_conversation(coli):
-    done = talk(
-        coli, "/set temp 0", FIRST, "/retry", "/set top_p 7", "/nonsense", "/reset", FIRST, "/set ngen 3", "/set"
-    )
+    lines = "/set temp 0", FIRST, "/retry", "/set top_p 7", "/nonsense", "/reset", FIRST, "/set ngen 3", "/set"
+    done = talk(coli, *lines, status=1)
     first, retried, again = done.out.splitlines()
     assert first == retried == again
     assert "/set top_p: '7' is not allowed" in done.err
@@ -93,7 +93,7 @@ def test_retry_draws_another_seed(coli):
 
 
 def test_a_prompt_too_long_is_one_line_and_the_next_turn_works(coli):
-    done = talk(coli, "long " * 600, FIRST)
+    done = talk(coli, "long " * 600, FIRST, status=1)
     assert done.out == talk(coli, FIRST).out
     assert "the context is 512" in done.err or "--ctx is 512" in done.err
 
@@ -113,7 +113,7 @@ def test_a_template_that_refuses_a_role_is_one_line_with_its_reason(coli, tmp_pa
         "{{ m.content }}{% endfor %}{{ strftime_now('%Y') }}"
     )
     model = templated(tmp_path / "demo", template)
-    done = talk(coli, "/system be good", FIRST, args=("--model", model))
+    done = talk(coli, "/system be good", FIRST, args=("--model", model), status=1)
     assert done.out == ""
     assert [line for line in done.err.splitlines() if "no system role" in line] != []
     assert talk(coli, FIRST, args=("--model", model)).out
