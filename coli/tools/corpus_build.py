@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import hashlib
+import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -55,7 +56,7 @@ def build_index(
         raise OptionError(f"--max-order {options.max_order}: expected 1..{DEPTH}")
     if options.prune < 0:
         raise OptionError(f"--prune {options.prune}: expected a count of 0 or more")
-    _check_target(target)
+    _check_target(target, names)
     tokens = _tokenize(names, target, encoder, vocab_size, options, progress)
     index_options = IndexOptions(
         vocab_size, encoder.fingerprint, options.max_order, options.span_files, max(options.prune, 0)
@@ -75,6 +76,7 @@ def add_to_index(
     the index's own.
     """
     index = NgramIndex.open(target, vocab_size=vocab_size, tokenizer=encoder.fingerprint)
+    check_digest(index)  # everything in it is written anew, damage too
     old = _tokens_of(index)
     new = _tokenize(names, target, encoder, vocab_size, options, progress)
     header = index.header
@@ -122,9 +124,14 @@ def _tokenize(
     return tokens
 
 
-def _check_target(target: Path) -> None:
+def _check_target(target: Path, names: Sequence[str]) -> None:
     if target.is_dir():
         raise OptionError(f"{target}: is a folder, expected the name of the file to write")
+    if target.exists():
+        if not target.is_file():
+            raise OptionError(f"{target}: is a pipe or a device, expected the name of the file to write")
+        if any(os.path.isfile(name) and target.samefile(name) for name in names):
+            raise OptionError(f"{target}: is an input too; choose another file for -o")
     if not target.parent.is_dir():
         raise OptionError(f"{target}: its folder does not exist")
 

@@ -11,6 +11,7 @@ import glob
 import json
 import os
 import re
+import stat
 import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -75,13 +76,18 @@ def find_inputs(names: Sequence[str], kind: str | None) -> list[Input]:
 
 
 def _in_folder(folder: Path) -> list[Path]:
-    paths = (Path(parent, name) for parent, _, names in os.walk(folder) for name in names)
+    def refuse(error: OSError) -> None:
+        raise OptionError(f"{error.filename}: {error.strerror or error}")
+
+    paths = (Path(parent, name) for parent, _, names in os.walk(folder, onerror=refuse) for name in names)
     return sorted(path for path in paths if path.suffix.lower() in SUFFIXES and path.is_file())
 
 
 def _input(path: Path, kind: str | None) -> Input:
     try:
         status = path.stat()
+        if not stat.S_ISREG(status.st_mode):  # its beginning could not be read twice
+            raise OptionError(f"{path}: is a pipe or a device; give a file, or - and pipe it into standard input")
         if kind is None:
             kind = SUFFIXES.get(path.suffix.lower(), TEXT)
             if kind == TEXT:

@@ -320,3 +320,27 @@ def test_the_digest_finds_damage_that_the_header_does_not_show(tmp_path: Path):
     index.path.write_bytes(data)
     with pytest.raises(CorpusError, match="damaged"):
         check_digest(NgramIndex(index.path))
+
+
+def test_what_would_be_lost_is_refused(tmp_path: Path):
+    text, pipe = tmp_path / "a.txt", tmp_path / "pipe"
+    text.write_bytes(b"one two three four")
+    os.mkfifo(pipe)
+    with pytest.raises(OptionError, match="pipe or a device; give a file, or -"):
+        find_inputs([str(pipe)], None)
+    for target, words in ((pipe, "pipe or a device"), (text, "an input too")):
+        with pytest.raises(OptionError, match=words):
+            build_index([str(text)], target, WordEncoder(), 5000, BuildOptions())
+    assert text.read_bytes() == b"one two three four"
+
+
+def test_a_damaged_index_is_not_added_to(tmp_path: Path):
+    text = tmp_path / "a.txt"
+    text.write_bytes(b"one two three four five six seven")
+    index, encoder = make(tmp_path, [text])
+    data = bytearray(index.path.read_bytes())
+    data[-1] ^= 1
+    index.path.write_bytes(data)
+    with pytest.raises(CorpusError):
+        add_to_index([str(text)], index.path, encoder, 5000, BuildOptions())
+    assert index.path.read_bytes() == data
