@@ -17,6 +17,8 @@ export class Chat {
   constructor(refused) {
     this.#refused = refused;
     const question = element("question");
+    // a field that is wrong must be seen to be mended
+    element("ask").addEventListener("invalid", (event) => event.target.closest("details")?.setAttribute("open", ""), true);
     element("ask").addEventListener("submit", (event) => {
       event.preventDefault();
       this.#send(question.value);
