@@ -1,7 +1,7 @@
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
-from socket import create_server
+from socket import SHUT_WR, create_server
 
 import pytest
 
@@ -41,6 +41,9 @@ def one_answer(data: bytes) -> Iterator[str]:
         with client:
             client.recv(65536)
             client.sendall(data)
+            client.shutdown(SHUT_WR)
+            while client.recv(65536):  # what is left unread would turn the end into a reset
+                pass
 
     with create_server(("127.0.0.1", 0)) as listener:
         thread = threading.Thread(target=serve)
