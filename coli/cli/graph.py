@@ -43,9 +43,11 @@ command = index_group(
 def view(graph: Path, output: Path, max_nodes: int, min_weight: float, **flags: Any) -> None:
     """Draw the most frequent contexts of GRAPH as one HTML page without scripts."""
     from coli.drafts.ngram_index import NgramIndex
+    from coli.tools.corpus_build import check_target
     from coli.tools.corpus_shards import write_error
     from coli.tools.graph_view import page
 
+    check_target(output, [str(graph)])
     settings, streams = open_settings(flags)
     tokenizer, vocab_size = model_tokenizer(settings, streams)
     index = NgramIndex.open(graph, vocab_size=vocab_size, tokenizer=tokenizer.fingerprint)

@@ -12,7 +12,7 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from coli.engine.rejection import Drafted, Law, RejectionSampler, verify_by_rejection
+from coli.engine.rejection import Drafted, Proposal, RejectionSampler, verify_by_rejection
 from coli.engine.sampling import Sampler
 from coli.engine.session import Model, Session
 from coli.engine.stats import RunStats
@@ -20,19 +20,6 @@ from coli.engine.verify import Verdict, draft_children, verify
 from coli.errors import NumericError
 
 MAX_ROWS = 64  # rows of one verify forward: the newest id and up to 63 drafts
-
-
-class Proposal(Protocol):
-    """A draft tree: ids with parent indices, -1 for the root; what ids were drawn from, if they were."""
-
-    @property
-    def token_ids(self) -> tuple[int, ...]: ...
-
-    @property
-    def parents(self) -> tuple[int, ...]: ...
-
-    @property
-    def laws(self) -> tuple[Law, ...]: ...
 
 
 class Drafter(Protocol):

@@ -22,8 +22,9 @@ Drafted = tuple[int, Law | None]  # a drafted id and what it was drawn from; Non
 JUDGE_IDS = 1 << 33  # noise of ids from here on judges drafts: no vocabulary reaches them
 
 
-class DrawnProposal(Protocol):
-    """A draft tree; `laws` of its tokens, or empty where they were chosen."""
+class Proposal(Protocol):
+    """A draft tree: ids with parent indices, -1 for the root; `laws` the ids were drawn from, empty where they were
+    chosen."""
 
     @property
     def token_ids(self) -> tuple[int, ...]: ...
@@ -102,7 +103,7 @@ class RejectionSampler(Sampler):
 
 def verify_by_rejection(
     logits: NDArray[np.float32],
-    proposal: DrawnProposal,
+    proposal: Proposal,
     judge: Callable[[NDArray[np.float32], Sequence[Drafted]], int],
     commit: Callable[[int], bool],
 ) -> Verdict:

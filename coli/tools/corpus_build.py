@@ -56,7 +56,7 @@ def build_index(
         raise OptionError(f"--max-order {options.max_order}: expected 1..{DEPTH}")
     if options.prune < 0:
         raise OptionError(f"--prune {options.prune}: expected a count of 0 or more")
-    _check_target(target, names)
+    check_target(target, names)
     tokens = _tokenize(names, target, encoder, vocab_size, options, progress)
     index_options = IndexOptions(
         vocab_size, encoder.fingerprint, options.max_order, options.span_files, max(options.prune, 0)
@@ -124,7 +124,8 @@ def _tokenize(
     return tokens
 
 
-def _check_target(target: Path, names: Sequence[str]) -> None:
+def check_target(target: Path, names: Sequence[str]) -> None:
+    """Raise OptionError for an output that is a folder, a pipe or a device, one of the inputs, or in no folder."""
     if target.is_dir():
         raise OptionError(f"{target}: is a folder, expected the name of the file to write")
     if target.exists():

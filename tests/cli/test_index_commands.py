@@ -82,6 +82,12 @@ def test_a_graph_is_drawn_and_calibrated(coli, build, tmp_path):
     (tmp_path / "a.txt").write_text(TEXT + "<b>bold</b>")
     (tmp_path / "held.txt").write_text("the other party shall pay the party. " * 4)
     graph = build("graph", tmp_path / "a.txt")
+    before = graph.read_bytes()
+    for target, words in ((graph, "an input too"), ("/dev/null", "pipe or a device")):
+        refused = coli("graph", "view", graph, "-o", target, "--model", MODEL)
+        assert refused.status == 2
+        assert words in refused.err
+    assert graph.read_bytes() == before
     done = coli("graph", "view", graph, "-o", tmp_path / "view.html", "--max-nodes", 20, "--model", MODEL)
     assert done.status == 0, done.err
     page = (tmp_path / "view.html").read_text()
