@@ -43,7 +43,7 @@ command = index_group(
 def view(graph: Path, output: Path, max_nodes: int, min_weight: float, **flags: Any) -> None:
     """Draw the most frequent contexts of GRAPH as one HTML page without scripts."""
     from coli.drafts.ngram_index import NgramIndex
-    from coli.tools.corpus_build import check_target
+    from coli.tools.corpus_build import check_digest, check_target
     from coli.tools.corpus_shards import write_error
     from coli.tools.graph_view import page
 
@@ -51,6 +51,7 @@ def view(graph: Path, output: Path, max_nodes: int, min_weight: float, **flags: 
     settings, streams = open_settings(flags)
     tokenizer, vocab_size = model_tokenizer(settings, streams)
     index = NgramIndex.open(graph, vocab_size=vocab_size, tokenizer=tokenizer.fingerprint)
+    check_digest(index)  # its numbers are followed to places in the file
     text = page(index, lambda ids: tokenizer.decode(list(ids)), max_nodes, min_weight)
     temporary = output.with_name(output.name + ".tmp")
     try:

@@ -171,9 +171,10 @@ def _info_command(name: str) -> click.Command:
         if why_text == "":
             raise OptionError("--why: give the text whose continuation is asked about")
         opened = NgramIndex(index)
-        facts = index_facts(opened)
         if check:
             check_digest(opened)
+        facts = index_facts(opened)
+        if check:
             facts["digest_checked"] = True
         if why_text is not None:
             facts["why"] = _reasons(index, why_text, settings, streams)
@@ -189,10 +190,11 @@ def _info_command(name: str) -> click.Command:
 def _reasons(path: Path, text: str, settings: Resolved, streams: Streams) -> dict[str, Any]:
     """The longest known suffix of `text` and what follows it: text, count, source and byte offset of its last place."""
     from coli.drafts.ngram_index import NgramIndex
-    from coli.tools.corpus_build import why
+    from coli.tools.corpus_build import check_digest, why
 
     tokenizer, vocab_size = model_tokenizer(settings, streams)
     index = NgramIndex.open(path, vocab_size=vocab_size, tokenizer=tokenizer.fingerprint)
+    check_digest(index)  # its numbers are followed to places in the file
     ids = tokenizer.encode(text)
     order, occurrences, reasons = why(index, ids, tokenizer)
     return {

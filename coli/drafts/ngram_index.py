@@ -142,8 +142,13 @@ class NgramIndex:
 
     @property
     def sources(self) -> list[str]:
-        """Names of the files (and streams) the index was made of."""
-        names: list[str] = json.loads(self._arrays["sources"].tobytes())
+        """Names of the files (and streams) the index was made of. Raises CorpusError where they are damaged."""
+        try:
+            names: list[str] = json.loads(self._arrays["sources"].tobytes())
+        except (ValueError, RecursionError):
+            raise CorpusError(
+                f"{self.path}: sources: expected a JSON list, found something else; build it again"
+            ) from None
         return names
 
     @property

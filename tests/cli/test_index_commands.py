@@ -97,3 +97,26 @@ def test_a_graph_is_drawn_and_calibrated(coli, build, tmp_path):
     scores = json.loads(done.out)["scores"]
     assert scores[0]["accepted_length"] == max(score["accepted_length"] for score in scores)
     assert coli("graph", "calibrate", graph, tmp_path / "held.txt", "--model", MODEL).out.startswith(scores[0]["mix"])
+
+
+def test_a_damaged_graph_is_one_line_in_every_command_that_shows_it(coli, build, tmp_path):
+    from safetensors import safe_open
+
+    (tmp_path / "a.txt").write_text(TEXT)
+    graph = build("graph", tmp_path / "a.txt")
+    with safe_open(graph, "numpy") as file:
+        arrays = {name: file.get_tensor(name) for name in ("positions", "sources")}
+    whole = graph.read_bytes()
+    for name, commands in (
+        ("positions", (("view", graph, "-o", tmp_path / "v.html"), ("info", graph, "--why", "the party"))),
+        ("sources", (("view", graph, "-o", tmp_path / "v.html"), ("info", graph), ("info", graph, "--check"))),
+    ):
+        content = arrays[name].tobytes()
+        assert whole.count(content) == 1
+        graph.write_bytes(whole.replace(content, b"\x80" * len(content)))
+        for command in commands:
+            done = coli("graph", *command, "--model", MODEL)
+            assert done.status == 2, (name, command, done.err)
+            assert str(graph) in done.err
+            assert "internal error" not in done.err
+    assert not (tmp_path / "v.html").exists()
