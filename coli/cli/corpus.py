@@ -44,8 +44,6 @@ def download(name: str, max_docs: int, output: Path | None, language: str, snaps
     target = output or Path(f"{name}.jsonl")
     if target.is_dir():
         target = target / f"{name}.jsonl"
-    if not target.parent.is_dir():
-        raise OptionError(f"{target}: its folder does not exist")
     options = DownloadOptions(max_docs, language, snapshot or SNAPSHOT, settings["hf_token"])
     download_wikipedia(target, options, streams.notice, StageProgress(streams))
     streams.clear_progress()

@@ -131,12 +131,33 @@ def _run(
     if not draft_special:
         options = dataclasses.replace(options, banned=frozenset(tokenizer.special_ids))
     began = time.perf_counter()
-    header = work(files, output, tokenizer, vocab_size, options, StageProgress(streams))
+    encoder = _CountedEncoder(tokenizer)
+    header = work(files, output, encoder, vocab_size, options, StageProgress(streams))
     streams.clear_progress()
+    if settings["verbose"]:
+        size_of_pieces = options.piece_chars or "as many characters as are fastest"
+        streams.report(f"text encoded in {encoder.pieces} calls of the tokenizer, cut at {size_of_pieces}")
     streams.report(
         f"{output}: {header.num_ids} ids in {header.num_documents} documents, orders 1..{header.max_order}, "
         f"{size(output.stat().st_size)}, {time.perf_counter() - began:.1f} s"
     )
+
+
+class _CountedEncoder:
+    """The tokenizer, and how often it was asked to encode."""
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        self._tokenizer = tokenizer
+        self.vocab_size, self.fingerprint, self.token_bytes = (
+            tokenizer.vocab_size,
+            tokenizer.fingerprint,
+            tokenizer.token_bytes,
+        )
+        self.pieces = 0
+
+    def encode(self, text: str, special: bool = False) -> list[int]:
+        self.pieces += 1
+        return self._tokenizer.encode(text, special)
 
 
 class StageProgress:
@@ -159,20 +180,20 @@ def _info_command(name: str) -> click.Command:
     @click.option(
         "--why", "why_text", metavar="TEXT", help="what is drafted behind TEXT, and from where (needs --model)"
     )
-    @click.option("--check", is_flag=True, help="read the whole file and compare its digest")
+    @click.option("--check", is_flag=True, help="read the whole file, compare its digest and count again")
     @click.option("--json", "as_json", is_flag=True, help="print one JSON object instead")
     @settings_options("model", *OUTPUT)
     def info(index: Path, why_text: str | None, check: bool, as_json: bool, **flags: Any) -> None:
         """Show what INDEX holds."""
         from coli.drafts.ngram_index import NgramIndex
-        from coli.tools.corpus_build import check_digest, index_facts
+        from coli.tools.index_facts import check_content, index_facts
 
         settings, streams = open_settings(flags)
         if why_text == "":
             raise OptionError("--why: give the text whose continuation is asked about")
         opened = NgramIndex(index)
         if check:
-            check_digest(opened)
+            check_content(opened, recount=True)
         facts = index_facts(opened)
         if check:
             facts["digest_checked"] = True
@@ -190,11 +211,11 @@ def _info_command(name: str) -> click.Command:
 def _reasons(path: Path, text: str, settings: Resolved, streams: Streams) -> dict[str, Any]:
     """The longest known suffix of `text` and what follows it: text, count, source and byte offset of its last place."""
     from coli.drafts.ngram_index import NgramIndex
-    from coli.tools.corpus_build import check_digest, why
+    from coli.tools.index_facts import check_content, why
 
     tokenizer, vocab_size = model_tokenizer(settings, streams)
     index = NgramIndex.open(path, vocab_size=vocab_size, tokenizer=tokenizer.fingerprint)
-    check_digest(index)  # its numbers are followed to places in the file
+    check_content(index)  # its numbers are followed to places in the file
     ids = tokenizer.encode(text)
     order, occurrences, reasons = why(index, ids, tokenizer)
     return {
@@ -208,6 +229,7 @@ def _reasons(path: Path, text: str, settings: Resolved, streams: Streams) -> dic
                 "count": reason.count,
                 "source": reason.source,
                 "offset": reason.offset,
+                "exact": reason.exact,
             }
             for reason in reasons
         ],
@@ -233,7 +255,8 @@ def _info_lines(facts: dict[str, Any]) -> list[str]:
             else "no suffix of this text is known"
         )
         lines += [
-            f"  {entry['text']!r} {entry['count']}x, last in {entry['source']} at byte {entry['offset']}"
+            f"  {entry['text']!r} {entry['count']}x, last in {entry['source']} "
+            f"{'at' if entry['exact'] else 'in what begins at'} byte {entry['offset']}"
             for entry in found["successors"]
         ]
     return lines

@@ -6,13 +6,14 @@ Built by coli.tools.index_build; searched by coli.drafts.ngram_index.
 
 from __future__ import annotations
 
+import hashlib
 import json
 import mmap
 import os
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,7 +22,7 @@ from coli.errors import CorpusError
 from coli.impostors import open_regular
 
 FORMAT = "coli n-gram index"
-VERSION = 1
+VERSION = 2
 DEPTH = 10  # ids the order is sorted by, and separators in front of the tokens
 MAX_TOKENS = (1 << 32) - 1
 HEADER_BYTES = 1 << 16
@@ -42,7 +43,7 @@ ARRAYS: Mapping[str, str] = {
     "heavy.entropy": "F32",  # (h,) of the successors, nats
     "heavy.ids": "I32",  # (e,) the 256 most frequent successors
     "heavy.counts": "U32",  # (e,)
-    "sources": "U8",  # JSON list of source names
+    "sources": "U8",  # JSON list of [name, kind] of the sources
 }
 DTYPES: Mapping[str, np.dtype[Any]] = {
     "I32": np.dtype("<i4"),
@@ -51,6 +52,13 @@ DTYPES: Mapping[str, np.dtype[Any]] = {
     "F32": np.dtype("<f4"),
     "U8": np.dtype("u1"),
 }
+
+
+class Source(NamedTuple):
+    """An input: its name and how it was read (coli.tools.corpus_inputs.KINDS)."""
+
+    name: str
+    kind: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,14 +81,11 @@ class IndexHeader:
     digest: str
 
 
-def metadata(header: IndexHeader) -> dict[str, str]:
-    """The header as safetensors metadata (text to text)."""
-    return {"format": FORMAT, "version": str(VERSION), "index": json.dumps(asdict(header), sort_keys=True)}
-
-
 def header_bytes(header: IndexHeader, lengths: Mapping[str, int]) -> bytes:
     """The first HEADER_BYTES bytes of the file: length prefix, JSON table, spaces."""
-    table: dict[str, object] = {"__metadata__": metadata(header)}
+    index = json.dumps(asdict(header), sort_keys=True)
+    notes = {"format": FORMAT, "version": str(VERSION), "index": index, "header_digest": _seal(index, lengths)}
+    table: dict[str, object] = {"__metadata__": notes}
     at = 0
     for name, dtype in ARRAYS.items():
         end = at + lengths[name] * DTYPES[dtype].itemsize
@@ -88,6 +93,11 @@ def header_bytes(header: IndexHeader, lengths: Mapping[str, int]) -> bytes:
         at = end
     text = json.dumps(table, separators=(",", ":")).encode()
     return (HEADER_BYTES - 8).to_bytes(8, "little") + text.ljust(HEADER_BYTES - 8)
+
+
+def _seal(index: str, lengths: Mapping[str, int]) -> str:
+    """SHA-256 of what the header says: it is not among the arrays that `digest` covers."""
+    return hashlib.sha256(json.dumps([index, [lengths[name] for name in ARRAYS]]).encode()).hexdigest()
 
 
 def looks_like_an_index(path: Path) -> bool:
@@ -149,7 +159,8 @@ def _parse(path: Path, start: bytes) -> tuple[IndexHeader, dict[str, int], int]:
         raise CorpusError(f"{path}: format {kind!r}, expected {FORMAT!r}")
     if version != str(VERSION):
         raise CorpusError(f"{path}: index version {version!r}, this coli reads {VERSION}; build it again")
-    header = _header(path, notes.get("index"))
+    index = notes.get("index")
+    header = _header(path, index)
     lengths: dict[str, int] = {}
     at = 0
     for name, dtype in ARRAYS.items():
@@ -161,6 +172,9 @@ def _parse(path: Path, start: bytes) -> tuple[IndexHeader, dict[str, int], int]:
         lengths[name] = length
         at = end
     _check_lengths(path, header, lengths)
+    _check_counts(path, header, lengths)
+    if notes.get("header_digest") != _seal(index, lengths):
+        raise CorpusError(f"{path}: damaged: its header does not have the digest in it; build it again")
     return header, lengths, at
 
 
@@ -180,6 +194,7 @@ def _header(path: Path, text: object) -> IndexHeader:
         for field in fields(IndexHeader):
             wanted = {"int": int, "str": str, "bool": bool}.get(str(field.type), tuple)
             assert type(getattr(header, field.name)) is wanted
+        assert all(type(count) is int for count in header.contexts)
     except (ValueError, KeyError, TypeError, AssertionError, RecursionError):
         raise CorpusError(f"{path}: the metadata `index` is not what this version writes; build it again") from None
     if not (0 < header.vocab_size < 1 << 24 and 1 <= header.max_order <= DEPTH):
@@ -205,5 +220,22 @@ def _check_lengths(path: Path, header: IndexHeader, lengths: Mapping[str, int]) 
     for name, length in expected.items():
         if lengths[name] != length:
             raise CorpusError(f"{path}: array {name}: expected {length} values, found {lengths[name]}")
-    if not DEPTH <= lengths["tokens"] <= MAX_TOKENS or lengths["positions"] > lengths["tokens"]:
+    if not DEPTH <= lengths["tokens"] <= MAX_TOKENS or not 0 < lengths["positions"] < lengths["tokens"]:
         raise CorpusError(f"{path}: {lengths['tokens']} tokens and {lengths['positions']} positions do not fit")
+
+
+def _check_counts(path: Path, header: IndexHeader, lengths: Mapping[str, int]) -> None:
+    """What the arrays' lengths say about the counts in the header; the exact ones need the whole file."""
+    most = lengths["positions"]
+    counts = {
+        "num_ids": (header.num_ids, most + 1, lengths["tokens"] - DEPTH),
+        "num_documents": (header.num_documents, lengths["documents.start"], lengths["documents.start"]),
+        "prune": (header.prune, 0, None),
+        "number of orders": (len(header.contexts), header.max_order, header.max_order),
+        "contexts of order 1": (header.contexts[0] if header.contexts else 0, 1, min(most, header.vocab_size)),
+        **{f"contexts of order {order}": (n, 0, most) for order, n in enumerate(header.contexts[1:], 2)},
+    }
+    for name, (found, least, largest) in counts.items():
+        if found < least or (largest is not None and found > largest):
+            expected = f"{least}.." if largest is None else f"{least}" if least == largest else f"{least}..{largest}"
+            raise CorpusError(f"{path}: header: {name} {found}, expected {expected}; build it again")

@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from coli.drafts.frozen_index import LONGEST_MATCH, SHORTEST_MATCH
-from coli.drafts.index_file import DEPTH, IndexHeader, open_index
+from coli.drafts.index_file import DEPTH, IndexHeader, Source, open_index
 from coli.errors import CorpusError
 from coli.kernels.match import ATTENTIVE, SINGLE_ORDER, WITTEN_BELL, IndexArrays
 
@@ -41,11 +41,11 @@ class Mixing:
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Where an id came from: the source's name, the document's first byte in it, ids between that and the id."""
+    """Where an id came from: the source, the document's first byte in it, ids between that and the id."""
 
-    source: str
+    source: Source
     document_offset: int
-    document_ids: tuple[int, ...]
+    document_ids: NDArray[np.int32]
 
 
 class NgramIndex:
@@ -137,19 +137,22 @@ class NgramIndex:
         return Place(
             self.sources[int(self._arrays["documents.source"][document])],
             int(self._arrays["documents.offset"][document]),
-            tuple(self._arrays["tokens"][start:position].tolist()),
+            self._arrays["tokens"][start:position],
         )
 
     @property
-    def sources(self) -> list[str]:
-        """Names of the files (and streams) the index was made of. Raises CorpusError where they are damaged."""
+    def sources(self) -> list[Source]:
+        """The files (and streams) the index was made of. Raises CorpusError where they are damaged."""
         try:
-            names: list[str] = json.loads(self._arrays["sources"].tobytes())
-        except (ValueError, RecursionError):
+            found = json.loads(self._arrays["sources"].tobytes())
+            pairs = [(name, kind) for name, kind in found]
+            if not pairs or not all(isinstance(text, str) for pair in pairs for text in pair):
+                raise TypeError
+        except (ValueError, TypeError, RecursionError):
             raise CorpusError(
-                f"{self.path}: sources: expected a JSON list, found something else; build it again"
+                f"{self.path}: sources: expected a JSON list of names and kinds, found something else; build it again"
             ) from None
-        return names
+        return [Source(name, kind) for name, kind in pairs]
 
     @property
     def nbytes(self) -> dict[str, int]:

@@ -148,6 +148,19 @@ def _block(tokens: NDArray[np.int32], positions: NDArray[np.int64], depth: int) 
     return SortedBlock(positions.astype(np.uint32), length, shared)
 
 
+def distinct_contexts(tokens: NDArray[np.int32], positions: NDArray[np.uint32], max_order: int) -> list[int]:
+    """Distinct contexts of orders 1..max_order, counted in `positions`, which are in this module's order."""
+    counts = [0] * max_order
+    for start in range(0, len(positions), BLOCK_POSITIONS):
+        begin = max(start - 1, 0)  # the first of a block is compared with the last of the one before
+        block = _block(tokens, positions[begin : start + BLOCK_POSITIONS].astype(np.int64), max_order)
+        if begin < start:
+            block = SortedBlock(block.positions[1:], block.length[1:], block.shared[1:])
+        for order in range(1, max_order + 1):
+            counts[order - 1] += block.num_contexts(order)
+    return counts
+
+
 def heavy_contexts(
     tokens: NDArray[np.int32], block: SortedBlock, offset: int, max_order: int, vocab_size: int
 ) -> HeavyContexts:

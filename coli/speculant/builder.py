@@ -57,10 +57,14 @@ class GraphBuilder:
         self._span_files, self._notice = span_files, notice
         self._built: Path | None = None
 
-    def build_from_files(self, paths: Sequence[str | os.PathLike[str]]) -> Graph:
-        """Count the n-grams of files, folders and globs. Raises OptionError, CorpusError, WriteError."""
+    def build_from_files(self, paths: str | os.PathLike[str] | Sequence[str | os.PathLike[str]]) -> Graph:
+        """Count the n-grams of files, folders and globs, or of one. Raises OptionError, CorpusError, WriteError."""
         from coli.tools.corpus_build import BuildOptions, build_index
 
+        # a single path is a sequence too, of its characters
+        names = [os.fspath(path) for path in ([paths] if isinstance(paths, str | os.PathLike) else paths)]
+        if not names:
+            raise OptionError("build_from_files: no files given")
         tokenizer, vocab_size = self._tokenizer()
         self._built = None
         folder = Path(tempfile.mkdtemp(prefix="coli-graph-"))
@@ -72,7 +76,7 @@ class GraphBuilder:
             banned=frozenset(tokenizer.special_ids),
         )
         built = folder / "graph.safetensors"
-        header = build_index([os.fspath(path) for path in paths], built, tokenizer, vocab_size, options)
+        header = build_index(names, built, tokenizer, vocab_size, options)
         self._built = built
         return Graph(
             header.num_ids,
@@ -84,18 +88,13 @@ class GraphBuilder:
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write the graph built last: a safetensors file whatever its name, whole or not at all."""
-        from coli.tools.corpus_shards import write_error
+        from coli.tools.output_file import checked_target, whole_file
 
         if self._built is None:
             raise OptionError(f"{os.fspath(path)}: nothing to save: call build_from_files first")
         target = Path(path)
-        temporary = target.with_name(target.name + ".tmp")
-        try:
-            shutil.copyfile(self._built, temporary)
-            temporary.replace(target)
-        except OSError as error:
-            temporary.unlink(missing_ok=True)
-            raise write_error(target, error) from None
+        with whole_file(checked_target(target)) as file, self._built.open("rb") as built:
+            shutil.copyfileobj(built, file)
         if target.suffix != ".safetensors":
             self._notice(f"{target}: a safetensors file under that name; nothing here reads or writes pickles")
 

@@ -1,4 +1,4 @@
-"""`coli corpus` and `coli graph` build, add and info: from files to an index, and what an index holds.
+"""`coli corpus` and `coli graph` build and add: from files to an index.
 
 Both commands write the same kind of file; they differ in what they are usually fed and in their defaults.
 """
@@ -6,23 +6,30 @@ Both commands write the same kind of file; they differ in what they are usually 
 from __future__ import annotations
 
 import contextlib
-import dataclasses
-import hashlib
-import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
-from coli.drafts.index_file import ARRAYS, DEPTH, HEADER_BYTES, IndexHeader
+from coli.drafts.index_file import DEPTH, IndexHeader
 from coli.drafts.ngram_index import NgramIndex
 from coli.errors import ColiError, CorpusError, OptionError
 from coli.tools.corpus_encoding import Encoder
-from coli.tools.corpus_inputs import find_inputs
-from coli.tools.corpus_shards import Progress, Tokens, joined, no_progress, remove_work_folder, tokenize, work_folder
+from coli.tools.corpus_inputs import Input, find_inputs
+from coli.tools.corpus_shards import (
+    Progress,
+    Reading,
+    Tokens,
+    joined,
+    no_progress,
+    remove_work_folder,
+    tokenize,
+    work_folder,
+)
+from coli.tools.index_facts import check_content
 from coli.tools.index_writer import IndexOptions, write_index
+from coli.tools.output_file import checked_target
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,8 +63,8 @@ def build_index(
         raise OptionError(f"--max-order {options.max_order}: expected 1..{DEPTH}")
     if options.prune < 0:
         raise OptionError(f"--prune {options.prune}: expected a count of 0 or more")
-    check_target(target, names)
-    tokens = _tokenize(names, target, encoder, vocab_size, options, progress)
+    inputs, target = _checked(names, options.kind, target)
+    tokens = _tokenize(inputs, target, encoder, vocab_size, options, progress)
     index_options = IndexOptions(
         vocab_size, encoder.fingerprint, options.max_order, options.span_files, max(options.prune, 0)
     )
@@ -75,13 +82,21 @@ def add_to_index(
     """Add inputs to an index: the result is the same file as one build of everything. Order, span_files and prune are
     the index's own.
     """
+    inputs, target = _checked(names, options.kind, target)
     index = NgramIndex.open(target, vocab_size=vocab_size, tokenizer=encoder.fingerprint)
-    check_digest(index)  # everything in it is written anew, damage too
+    check_content(index)  # everything in it is written anew, damage too
     old = _tokens_of(index)
-    new = _tokenize(names, target, encoder, vocab_size, options, progress)
+    new = _tokenize(inputs, target, encoder, vocab_size, options, progress)
     header = index.header
     index_options = IndexOptions(vocab_size, header.tokenizer, header.max_order, header.span_files, header.prune)
     return _written(target, joined([old, new]), index_options, progress)
+
+
+def _checked(names: Sequence[str], kind: str | None, target: Path) -> tuple[list[Input], Path]:
+    """The inputs, none of which is the target, and where that is."""
+    checked_target(target, names)
+    inputs = find_inputs(names, kind)
+    return inputs, checked_target(target, [source.path for source in inputs])
 
 
 def _written(target: Path, tokens: Tokens, options: IndexOptions, progress: Progress) -> IndexHeader:
@@ -96,45 +111,25 @@ def _written(target: Path, tokens: Tokens, options: IndexOptions, progress: Prog
 
 
 def _tokenize(
-    names: Sequence[str],
+    inputs: Sequence[Input],
     target: Path,
     encoder: Encoder,
     vocab_size: int,
     options: BuildOptions,
     progress: Progress,
 ) -> Tokens:
+    reading = Reading(encoder, vocab_size, options.field, options.piece_chars, options.banned)
     try:
-        tokens = tokenize(
-            find_inputs(names, options.kind),
-            target,
-            encoder,
-            vocab_size=vocab_size,
-            field=options.field,
-            piece_chars=options.piece_chars,
-            banned=options.banned,
-            progress=progress,
-        )
+        tokens = tokenize(inputs, target, reading, progress)
     except ColiError:
         with contextlib.suppress(OSError):  # it stays where there are shards to go on from
             work_folder(target).rmdir()
         raise
     if not (tokens.ids >= 0).any():
         remove_work_folder(target)
-        raise CorpusError(f"{', '.join(names)}: empty: no text and no ids to index")
+        named = ", ".join(source.path for source in inputs[:5]) + (" …" if len(inputs) > 5 else "")
+        raise CorpusError(f"{named}: empty: no text and no ids to index")
     return tokens
-
-
-def check_target(target: Path, names: Sequence[str]) -> None:
-    """Raise OptionError for an output that is a folder, a pipe or a device, one of the inputs, or in no folder."""
-    if target.is_dir():
-        raise OptionError(f"{target}: is a folder, expected the name of the file to write")
-    if target.exists():
-        if not target.is_file():
-            raise OptionError(f"{target}: is a pipe or a device, expected the name of the file to write")
-        if any(os.path.isfile(name) and target.samefile(name) for name in names):
-            raise OptionError(f"{target}: is an input too; choose another file for -o")
-    if not target.parent.is_dir():
-        raise OptionError(f"{target}: its folder does not exist")
 
 
 def _tokens_of(index: NgramIndex) -> Tokens:
@@ -158,62 +153,3 @@ def _tokens_of(index: NgramIndex) -> Tokens:
         )
     )
     return Tokens(np.array(laid_out, np.int32), documents, index.sources)
-
-
-def index_facts(index: NgramIndex) -> dict[str, Any]:
-    """What `info --json` prints."""
-    header = index.header
-    sizes = index.nbytes
-    return {
-        "path": str(index.path),
-        **{name: value for name, value in dataclasses.asdict(header).items() if name != "contexts"},
-        "contexts": dict(enumerate(header.contexts, 1)),
-        "heavy_contexts": len(index.array("heavy.keys")),
-        "sources": len(index.sources),
-        "bytes": HEADER_BYTES + sum(sizes.values()),
-        "bytes_per_id": (HEADER_BYTES + sum(sizes.values())) / max(header.num_ids, 1),
-    }
-
-
-def check_digest(index: NgramIndex) -> None:
-    """Read the whole file once; CorpusError if it is not what was written."""
-    digest = hashlib.sha256()
-    for name in ARRAYS:
-        digest.update(index.array(name).data)
-    if digest.hexdigest() != index.header.digest:
-        raise CorpusError(f"{index.path}: damaged: its content does not have the digest in its header; build it again")
-
-
-@dataclass(frozen=True, slots=True)
-class Reason:
-    """Why something is drafted: a successor of a context, how often it followed, and where it did last."""
-
-    token_id: int
-    count: int
-    source: str
-    offset: int
-
-
-def why(index: NgramIndex, context: Sequence[int], encoder: Encoder, limit: int = 5) -> tuple[int, int, list[Reason]]:
-    """(order of the longest suffix of `context` that is known, its occurrences, its most frequent successors).
-
-    The offset is the byte in the source at which the successor begins (of a text; of its line in a file of lines).
-    """
-    for order in range(min(len(context), DEPTH), 0, -1):
-        suffix = list(context[-order:])
-        if index.count(suffix):
-            break
-    else:
-        return 0, 0, []
-    positions = np.sort(index.positions(suffix))
-    following = index.array("tokens")[positions]
-    successors = index.successors(suffix)
-    best = sorted(successors, key=lambda token_id: (-successors[token_id], token_id))[:limit]
-    reasons = []
-    for token_id in best:
-        place = index.place(int(positions[following == token_id][-1]))
-        # bytes of a document are the bytes of its ids; in a JSON line only the line is known
-        inside = sum(len(encoder.token_bytes(before)) for before in place.document_ids if before >= 0)
-        offset = place.document_offset + (0 if place.source.endswith(".jsonl") else inside)
-        reasons.append(Reason(token_id, successors[token_id], place.source, offset))
-    return order, len(positions), reasons

@@ -20,7 +20,8 @@ from pathlib import Path
 from typing import Any
 
 from coli import __version__
-from coli.errors import DownloadError, OptionError, WriteError
+from coli.errors import DownloadError, OptionError
+from coli.tools.output_file import checked_target, write_error
 
 DATASET = "wikimedia/wikipedia"
 SNAPSHOT = "20231101"
@@ -71,6 +72,7 @@ def download_wikipedia(
         raise OptionError(
             f"wikipedia: {options.snapshot}.{options.language}: expected a date as 20231101 and a language as en"
         )
+    target = checked_target(target)
     licence = target.with_name(f"{target.name}.licence.json")
     if target.exists():
         known = _read(licence)
@@ -84,8 +86,9 @@ def download_wikipedia(
             f"{target}: is there already, with other or fewer articles; remove it or name another file (-o)"
         )
     hub, parquet = _libraries()
-    commit, files, licences = _listing(hub, options)
     part, notes = target.with_name(f"{target.name}.part"), target.with_name(f"{target.name}.part.json")
+    _try_writing(part)
+    commit, files, licences = _listing(hub, options)
     state = _resumed(part, notes, commit, f"{options.snapshot}.{options.language}")
     if state.docs:
         notice(f"{target}: going on behind {state.docs} articles")
@@ -114,11 +117,23 @@ def download_wikipedia(
         os.replace(part, target)
         notes.unlink(missing_ok=True)
     except OSError as error:
-        raise WriteError(f"{target}: cannot be written: {error.strerror or error}; the same command goes on") from None
+        raise write_error(target, error) from None
     notice(
         f"licence: {', '.join(licences) or 'not named by the dataset'}; recorded in {licence}, keep it with the text"
     )
     return licence
+
+
+def _try_writing(part: Path) -> None:
+    """Raise WriteError now rather than after minutes of reading."""
+    is_new = not part.exists()
+    try:
+        with part.open("ab"):
+            pass
+        if is_new:
+            part.unlink()
+    except OSError as error:
+        raise write_error(part, error) from None
 
 
 def _copied(

@@ -30,8 +30,8 @@ class Encoder(Protocol):
     def token_bytes(self, token_id: int) -> bytes: ...
 
 
-def encoded(pieces: Iterable[str], encoder: Encoder, piece_chars: int = PIECE_CHARS) -> Iterator[list[int]]:
-    """Ids of the text that `pieces` add up to, special tokens' names being ordinary text.
+def encoded(pieces: Iterable[str], encoder: Encoder, piece_chars: int = PIECE_CHARS) -> Iterator[tuple[list[int], int]]:
+    """(ids, bytes of the text they stand for) of what `pieces` add up to, special tokens' names being ordinary text.
 
     piece_chars: characters gathered before a cut is looked for; it changes memory and speed, never the ids.
     """
@@ -44,11 +44,15 @@ def encoded(pieces: Iterable[str], encoder: Encoder, piece_chars: int = PIECE_CH
             if cut is None:
                 wanted *= 2
                 continue
-            yield encoder.encode(pending[:cut])
+            yield _piece(pending[:cut], encoder)
             pending = pending[cut:]
             wanted = piece_chars
     if pending:
-        yield encoder.encode(pending)
+        yield _piece(pending, encoder)
+
+
+def _piece(text: str, encoder: Encoder) -> tuple[list[int], int]:
+    return encoder.encode(text), len(text.encode("utf-8", "surrogatepass"))
 
 
 def _safe_cut(text: str, limit: int, encoder: Encoder) -> int | None:

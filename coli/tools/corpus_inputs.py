@@ -43,8 +43,20 @@ class Input:
 
 
 @dataclass(frozen=True, slots=True)
+class Start:
+    """Where reading an input begins: a byte of it and the number of that line; inside: of a document (a text)."""
+
+    offset: int = 0
+    line: int = 1
+    inside: bool = False
+
+
+BEGINNING = Start()
+
+
+@dataclass(frozen=True, slots=True)
 class Document:
-    """A piece of text or a run of ids that n-grams do not leave. offset: byte of its input it begins at.
+    """A piece of text or a run of ids that n-grams do not leave. offset, line: where in its input it begins.
 
     Exactly one of `text` (to be read once, in order) and `ids` is given.
     """
@@ -52,6 +64,7 @@ class Document:
     offset: int
     text: Iterator[str] | None = None
     ids: Sequence[int] | None = None
+    line: int = 1
 
 
 def find_inputs(names: Sequence[str], kind: str | None) -> list[Input]:
@@ -106,42 +119,47 @@ def _sniffed(path: Path) -> str:
     return IDS if start.strip() and not _NOT_IDS.search(start) else TEXT
 
 
-def documents(source: Input, *, field: str = "text", vocab_size: int) -> Iterator[Document]:
-    """The documents of one input, in order. Ids are checked against the vocabulary.
+def documents(source: Input, *, field: str = "text", vocab_size: int, start: Start = BEGINNING) -> Iterator[Document]:
+    """The documents of one input from `start` on (of a document, or inside a text), in order. Ids are checked against
+    the vocabulary.
 
     Raises CorpusError naming the input, the byte or line and what is wrong with it.
     """
     try:
         if source.path == STDIN:
-            yield from _documents(sys.stdin.buffer, source, field, vocab_size)
+            yield from _documents(sys.stdin.buffer, source, field, vocab_size, BEGINNING)
         else:
             with open(source.path, "rb") as file:
-                yield from _documents(file, source, field, vocab_size)
+                file.seek(start.offset)
+                yield from _documents(file, source, field, vocab_size, start)
     except OSError as error:
         raise CorpusError(f"{_name(source)}: cannot be read: {error.strerror or error}") from None
 
 
-def _documents(file: BinaryIO, source: Input, field: str, vocab_size: int) -> Iterator[Document]:
+def _documents(file: BinaryIO, source: Input, field: str, vocab_size: int, start: Start) -> Iterator[Document]:
     if source.kind == TEXT:
-        yield Document(0, text=_text(file, source))
+        head, offset = file.read(len(codecs.BOM_UTF8)), start.offset
+        if head == codecs.BOM_UTF8 and not offset:
+            head, offset = b"", len(head)
+        yield Document(offset, text=_text(file, source, head, offset))
     elif source.kind == JSON_LINES:
-        yield from _json_lines(file, source, field)
+        yield from _json_lines(file, source, field, start)
     elif source.kind == LOG:
-        for offset, line in _lines(file, source):
+        for offset, line in _lines(file, source, start.offset):
             for match in _LOG_LINE.finditer(line):
-                ids = [int(digits) for digits in match[1].split()]
-                _check_ids(ids, source, offset, vocab_size)
+                ids = _plain_ids(match[1], vocab_size)
+                if ids is None:
+                    ids = _checked_ids(match[1], source, offset + match.start(1), vocab_size)
                 yield Document(offset, ids=ids)
     else:
-        yield from _id_runs(file, source, vocab_size)
+        yield from _id_runs(file, source, vocab_size, start.offset)
 
 
-def _text(file: BinaryIO, source: Input) -> Iterator[str]:
-    """Decoded pieces. A zero byte means that this is no text."""
-    decoder = codecs.getincrementaldecoder("utf-8-sig")()
-    offset = 0
+def _text(file: BinaryIO, source: Input, head: bytes, offset: int) -> Iterator[str]:
+    """Decoded pieces of `head`, which is at byte `offset`, and the rest. A zero byte means that this is no text."""
+    decoder = codecs.getincrementaldecoder("utf-8")()
     while True:
-        data = file.read(PIECE_BYTES)
+        data, head = head + file.read(PIECE_BYTES), b""
         zero = data.find(b"\0")
         if zero >= 0:
             raise CorpusError(f"{_name(source)}: a zero byte at byte {offset + zero}: a binary file, not text")
@@ -159,9 +177,8 @@ def _text(file: BinaryIO, source: Input) -> Iterator[str]:
             return
 
 
-def _lines(file: BinaryIO, source: Input) -> Iterator[tuple[int, bytes]]:
-    """(byte offset, line); the end of a line belongs to it."""
-    offset = 0
+def _lines(file: BinaryIO, source: Input, offset: int) -> Iterator[tuple[int, bytes]]:
+    """(byte offset, line) from byte `offset` on; the end of a line belongs to it."""
     while line := file.readline(MAX_LINE_BYTES + 1):
         if len(line) > MAX_LINE_BYTES:
             raise CorpusError(f"{_name(source)}: the line at byte {offset} is longer than {MAX_LINE_BYTES} bytes")
@@ -169,8 +186,8 @@ def _lines(file: BinaryIO, source: Input) -> Iterator[tuple[int, bytes]]:
         offset += len(line)
 
 
-def _json_lines(file: BinaryIO, source: Input, field: str) -> Iterator[Document]:
-    for number, (offset, line) in enumerate(_lines(file, source), 1):
+def _json_lines(file: BinaryIO, source: Input, field: str, start: Start) -> Iterator[Document]:
+    for number, (offset, line) in enumerate(_lines(file, source, start.offset), start.line):
         if not line.strip():
             continue
         where = f"{_name(source)}: line {number} at byte {offset}"
@@ -181,14 +198,14 @@ def _json_lines(file: BinaryIO, source: Input, field: str) -> Iterator[Document]
         text = record.get(field) if isinstance(record, dict) else None
         if not isinstance(text, str):
             raise CorpusError(f"{where}: expected an object with text in {field!r} (--field chooses another)")
-        yield Document(offset, text=iter((text,)))
+        yield Document(offset, text=iter((text,)), line=number)
 
 
-def _id_runs(file: BinaryIO, source: Input, vocab_size: int) -> Iterator[Document]:
-    """Runs between negative numbers, as in the seed's corpus file."""
+def _id_runs(file: BinaryIO, source: Input, vocab_size: int, begin: int) -> Iterator[Document]:
+    """Runs between negative numbers, as in the seed's corpus file. begin: byte at which the file is."""
     run: list[int] = []
-    start = 0
-    for offset, text in _whole_fields(file):
+    start = begin
+    for offset, text in _whole_fields(file, begin):
         at = 0
         for separator in (*_SEPARATOR.finditer(text), None):
             part = text[at:] if separator is None else text[at : separator.start()]
@@ -230,9 +247,9 @@ def _checked_ids(text: bytes, source: Input, offset: int, vocab_size: int) -> li
     return ids
 
 
-def _whole_fields(file: BinaryIO) -> Iterator[tuple[int, bytes]]:
+def _whole_fields(file: BinaryIO, offset: int) -> Iterator[tuple[int, bytes]]:
     """(byte offset, text) pieces that end behind a whole field; a field cut by a read is put together again."""
-    offset, rest = 0, b""
+    rest = b""
     while True:
         data = file.read(PIECE_BYTES)
         text = rest + data

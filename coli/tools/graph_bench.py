@@ -72,7 +72,7 @@ def compare(
     """
     plain = DraftOptions(enabled=False)
     ids = [llm.prompt_ids(prompt, raw=raw) for prompt in prompts]
-    llm.load(max(map(len, ids)) + options.max_tokens)
+    llm.new_session(max(map(len, ids)) + options.max_tokens, drafts=drafts)  # opens the graph, then loads the model
     short = replace(options, max_tokens=min(WARMUP_TOKENS, options.max_tokens))
     for way in (plain, drafts):
         _ = llm.generate(ids[0], short, way).result

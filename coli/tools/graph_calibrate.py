@@ -8,6 +8,9 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
+import numpy as np
+from numpy.typing import NDArray
+
 from coli.drafts.index_file import DEPTH
 from coli.drafts.ngram_index import MIXES, Mixing, NgramIndex
 from coli.errors import CorpusError
@@ -20,6 +23,7 @@ GRID = {
 }
 PLACES = 2000
 Progress = Callable[[str, int, int], None]
+Text = Sequence[int] | NDArray[np.int32]
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,14 +38,15 @@ class Score:
     drafted: float
 
 
-def score(index: NgramIndex, text: Sequence[int], places: Sequence[int], mixing: Mixing, k: int) -> Score:
+def score(index: NgramIndex, text: Text, places: Sequence[int], mixing: Mixing, k: int) -> Score:
     """Draft up to k ids at each of `places` (indices in `text`, negative ids between documents)."""
     accepted = first = drafted = 0
+    ids = np.asarray(text, np.int32)
     for place in places:
-        context = _inside(text[max(0, place - DEPTH) : place])
+        context = _inside(ids[max(0, place - DEPTH) : place].tolist())
         token_ids, _, _ = index.draft(context, k, mixing)
         right = 0
-        for guess, actual in zip(token_ids, text[place : place + k], strict=False):
+        for guess, actual in zip(token_ids, ids[place : place + k].tolist(), strict=False):
             if guess != actual:
                 break
             right += 1
@@ -53,7 +58,7 @@ def score(index: NgramIndex, text: Sequence[int], places: Sequence[int], mixing:
 
 
 def calibrate(
-    index: NgramIndex, text: Sequence[int], k: int, progress: Progress = lambda what, done, total: None
+    index: NgramIndex, text: Text, k: int, progress: Progress = lambda what, done, total: None
 ) -> list[Score]:
     """Scores of the default mixings and of the best `attentive` knobs found, the best first.
 
@@ -82,11 +87,13 @@ def calibrate(
     return sorted(scores, key=lambda entry: -entry.length)
 
 
-def places_in(text: Sequence[int], limit: int = PLACES) -> list[int]:
+def places_in(text: Text, limit: int = PLACES) -> list[int]:
     """Evenly spread indices with an id at them and before them."""
-    usable = [i for i in range(1, len(text)) if text[i] >= 0 and text[i - 1] >= 0]
+    inside = np.asarray(text, np.int32) >= 0
+    usable = np.flatnonzero(inside[1:] & inside[:-1]) + 1
     step = max(1, len(usable) // limit)
-    return usable[::step][:limit]
+    places: list[int] = usable[::step][:limit].tolist()
+    return places
 
 
 def _inside(context: Sequence[int]) -> list[int]:

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -24,11 +23,13 @@ from coli.drafts.index_file import (
     SAMPLED,
     STRIDE,
     IndexHeader,
+    Source,
     header_bytes,
 )
 from coli.drafts.suffix_order import HeavyContexts, heavy_contexts, merged_heavy, sorted_blocks
 from coli.errors import CorpusError
-from coli.tools.corpus_shards import Progress, Tokens, no_progress, write_error
+from coli.tools.corpus_shards import Progress, Tokens, no_progress
+from coli.tools.output_file import whole_file
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,20 +53,8 @@ def write_index(target: Path, tokens: Tokens, options: IndexOptions, progress: P
     ids, documents = _laid_out(tokens, options.span_files)
     if len(ids) > MAX_TOKENS - 1:
         raise CorpusError(f"{target}: {len(ids)} ids are more than one index holds ({MAX_TOKENS}); make several")
-    temporary = target.with_name(target.name + ".tmp")
-    try:
-        with temporary.open("wb") as file:
-            header = _write(file, target, ids, documents, tokens.sources, options, progress)
-            file.flush()
-            os.fsync(file.fileno())
-        temporary.replace(target)
-    except OSError as error:
-        temporary.unlink(missing_ok=True)
-        raise write_error(target, error) from None
-    except BaseException:
-        temporary.unlink(missing_ok=True)
-        raise
-    return header
+    with whole_file(target) as file:
+        return _write(file, target, ids, documents, tokens.sources, options, progress)
 
 
 def _laid_out(tokens: Tokens, span_files: bool) -> tuple[NDArray[np.int32], NDArray[np.int64]]:
@@ -105,7 +94,7 @@ def _write(
     target: Path,
     ids: NDArray[np.int32],
     documents: NDArray[np.int64],
-    sources: list[str],
+    sources: list[Source],
     options: IndexOptions,
     progress: Progress,
 ) -> IndexHeader:
@@ -127,6 +116,11 @@ def _write(
         heavy.append(heavy_contexts(ids, block, offset, options.max_order, options.vocab_size))
         offset += len(block.positions)
     if not offset:
+        if options.prune > 1:
+            raise CorpusError(
+                f"--prune {options.prune}: no two ids follow one another that often, nothing would be left; "
+                "choose a smaller number"
+            )
         raise CorpusError(f"{target}: nothing to index: the inputs hold no two ids that follow one another")
     progress("writing", total, total)
     # what follows has 8-byte values: an even number of 4-byte ones goes before

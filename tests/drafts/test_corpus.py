@@ -12,6 +12,7 @@ from coli.drafts.base import Draft, PausingGuard
 from coli.drafts.corpus import CorpusSource
 from coli.drafts.frozen_index import MAX_VOCAB_SIZE, FrozenIndex
 from coli.drafts.graph import GraphOptions
+from coli.drafts.index_file import Source
 from coli.drafts.opening import SourceLibrary, open_sources
 from coli.errors import CorpusError
 from coli.tools.corpus_shards import Tokens
@@ -219,7 +220,7 @@ def test_always_leaves_the_guard_out(tmp_path: Path):
 
 def test_an_index_is_told_from_text_and_checked_for_its_model(tmp_path: Path):
     path = tmp_path / "corpus.safetensors"
-    tokens = Tokens(np.array([1, 2, 3, 4, 5, -1], np.int32), [(0, 0, 0)], ["memory"])
+    tokens = Tokens(np.array([1, 2, 3, 4, 5, -1], np.int32), [(0, 0, 0)], [Source("memory", "ids")])
     write_index(path, tokens, IndexOptions(100, "print"))
     source, lines = open_corpus(path)
     assert source is not None
@@ -235,7 +236,7 @@ def test_an_index_is_told_from_text_and_checked_for_its_model(tmp_path: Path):
 @pytest.mark.parametrize("strategy", ["greedy", "sampling"])
 def test_a_graph_is_opened_once_and_asked_last(tmp_path: Path, strategy: str):
     path = tmp_path / "graph.safetensors"
-    tokens = Tokens(np.array([1, 2, 3, 4, 5, -1], np.int32), [(0, 0, 0)], ["memory"])
+    tokens = Tokens(np.array([1, 2, 3, 4, 5, -1], np.int32), [(0, 0, 0)], [Source("memory", "ids")])
     write_index(path, tokens, IndexOptions(100, "print"))
     lines: list[str] = []
     library = SourceLibrary(100, lambda: "print", lines.append)

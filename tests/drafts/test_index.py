@@ -10,7 +10,7 @@ from drafts.slow_index import count_successors, greedy_draft, mixture, runs
 
 from coli.drafts import suffix_order
 from coli.drafts.corpus import CorpusSource
-from coli.drafts.index_file import DEPTH, HEADER_BYTES
+from coli.drafts.index_file import DEPTH, HEADER_BYTES, Source
 from coli.drafts.ngram_index import MIXES, Mixing, NgramIndex
 from coli.errors import CorpusError
 from coli.tools.corpus_shards import Tokens
@@ -42,7 +42,7 @@ def tokens_of(documents: list[list[int]]) -> Tokens:
     for document in documents:
         starts.append((len(ids), 0, 7 * len(ids)))
         ids += [*document, -1]
-    return Tokens(np.array(ids, np.int32), starts, ["memory"])
+    return Tokens(np.array(ids, np.int32), starts, [Source("memory", "ids")])
 
 
 def build(path: Path, documents: list[list[int]], vocab_size: int = 40, **options: int | bool) -> NgramIndex:
@@ -197,7 +197,7 @@ def broken(path: Path, change: str) -> None:
     elif change == "longer":
         data += b"x"
     elif change == "other version":
-        data[8:HEADER_BYTES] = text.replace(b'"version":"1"', b'"version":"9"')
+        data[8:HEADER_BYTES] = text.replace(b'"version":"2"', b'"version":"9"')
     elif change == "other format":
         data[8:HEADER_BYTES] = text.replace(b"n-gram index", b"n-gram-index")
     elif change == "shorter array":

@@ -45,6 +45,24 @@ def build(path: str, notices: list[str] | None = None) -> None:
     builder.save(path)
 
 
+def test_a_single_path_is_a_file_and_not_a_row_of_letters(home: Path):
+    builder = GraphBuilder(tokenizer_name=MODEL_NAME, notice=lambda line: None)
+    whole = builder.build_from_files(["corpus.txt"])
+    assert builder.build_from_files("corpus.txt") == builder.build_from_files(Path("corpus.txt")) == whole
+    with pytest.raises(OptionError, match="absent"):
+        builder.build_from_files("absent")
+    with pytest.raises(OptionError, match="no files given"):
+        builder.build_from_files([])
+    builder.build_from_files("corpus.txt")
+    Path("link").symlink_to("real.safetensors")
+    builder.save("link.safetensors")
+    builder.save("link")
+    assert Path("link").is_symlink()
+    assert Path("real.safetensors").read_bytes() == Path("link.safetensors").read_bytes()
+    with pytest.raises(OptionError, match="is a folder"):
+        builder.save(home)
+
+
 def test_the_document_s_llama_example(home: Path):
     notices: list[str] = []
     graph_config = GraphConfig(tokenizer_name=MODEL_NAME)

@@ -16,10 +16,11 @@ from drafts.slow_index import count_successors
 from coli.drafts.ngram_index import NgramIndex
 from coli.errors import ColiError, CorpusError, OptionError, WriteError
 from coli.tools import corpus_shards, index_writer
-from coli.tools.corpus_build import BuildOptions, add_to_index, build_index, check_digest, index_facts, why
+from coli.tools.corpus_build import BuildOptions, add_to_index, build_index
 from coli.tools.corpus_encoding import encoded
 from coli.tools.corpus_inputs import find_inputs
 from coli.tools.corpus_shards import work_folder
+from coli.tools.index_facts import check_content, index_facts, why
 
 
 class WordEncoder:
@@ -75,7 +76,7 @@ def test_pieces_of_any_size_give_the_ids_of_the_whole(encoder_type: type[WordEnc
     cut = encoder_type()
     cut.words = dict(whole.words)
     for chunks in ([TEXT], [TEXT[i : i + 97] for i in range(0, len(TEXT), 97)]):
-        got = [token_id for ids in encoded(chunks, cut, size) for token_id in ids]
+        got = [token_id for ids, _ in encoded(chunks, cut, size) for token_id in ids]
         assert got == expected
 
 
@@ -178,7 +179,7 @@ def test_adding_equals_one_build_of_everything(tmp_path: Path, span_files: bool,
         ("a.jsonl", b'{"text": "a b"}\n{"text": 3}\n', CorpusError, "line 2 at byte 16: expected an object with text"),
         ("a.jsonl", b'{"text": "a b"}\n{"tex', CorpusError, "line 2 at byte 16 is not JSON"),
         ("a.txt", b"1 2 3 5000", CorpusError, "id 5000 at byte 6 is outside the vocabulary of 5000"),
-        ("a.txt", b"[TOKENS] 2 generated: 1 7777", CorpusError, "id 7777 at byte 0"),
+        ("a.txt", b"[TOKENS] 2 generated: 1 7777", CorpusError, "id 7777 at byte 24"),
     ],
 )
 def test_what_is_wrong_with_an_input_is_one_line_and_leaves_nothing(
@@ -284,10 +285,10 @@ def test_a_killed_build_leaves_no_index_and_can_be_repeated(tmp_path: Path):
                     break
             process.send_signal(signal.SIGKILL)
         if target.exists():  # it was quicker than the signal
-            check_digest(NgramIndex(target))
+            check_content(NgramIndex(target))
             target.unlink()
     index, _ = make(tmp_path, [tmp_path / "a.txt"])
-    check_digest(index)
+    check_content(index)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["a.txt", "out.graph"]
 
 
@@ -314,12 +315,12 @@ def test_facts_and_reasons_name_counts_sizes_and_places(tmp_path: Path):
 def test_the_digest_finds_damage_that_the_header_does_not_show(tmp_path: Path):
     (tmp_path / "a.txt").write_text(TEXT)
     index, _ = make(tmp_path, [tmp_path / "a.txt"])
-    check_digest(index)
+    check_content(index)
     data = bytearray(index.path.read_bytes())
     data[70_000] ^= 1
     index.path.write_bytes(data)
     with pytest.raises(CorpusError, match="damaged"):
-        check_digest(NgramIndex(index.path))
+        check_content(NgramIndex(index.path))
 
 
 def test_what_would_be_lost_is_refused(tmp_path: Path):

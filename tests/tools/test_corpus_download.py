@@ -205,3 +205,22 @@ def test_the_command_fetches_and_a_graph_is_built_of_it(site: Site, tmp_path: Pa
     done = subprocess.run(build, capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stderr
     assert "25 documents" in done.stderr
+
+
+def test_a_place_that_cannot_be_written_is_found_before_anything_is_asked_for(site: Site, tmp_path: Path):
+    (tmp_path / "folder").mkdir()
+    (tmp_path / "name.part").mkdir()
+    (tmp_path / "pipe").symlink_to("/dev/null")
+    for target, error, words in (
+        (tmp_path / "folder", OptionError, "is a folder"),
+        (tmp_path / "absent" / "w.jsonl", OptionError, "does not exist"),
+        (tmp_path / "pipe", OptionError, "pipe or a device"),
+        (tmp_path / "name", WriteError, "cannot be written"),
+    ):
+        with pytest.raises(error, match=words):
+            fetch(target, 5)
+    assert site.requests == []
+    (tmp_path / "link.jsonl").symlink_to("folder/real.jsonl")
+    fetch(tmp_path / "link.jsonl", 5)
+    assert (tmp_path / "link.jsonl").is_symlink()
+    assert ids(tmp_path / "folder" / "real.jsonl") == WANTED[:5]

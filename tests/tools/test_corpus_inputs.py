@@ -43,7 +43,7 @@ def test_bulk_reading_equals_field_by_field(monkeypatch: pytest.MonkeyPatch, see
         found: list[tuple[int, list[int]]] = []
         said = ""
         try:
-            for document in corpus_inputs._id_runs(io.BytesIO(data), SOURCE, 100):
+            for document in corpus_inputs._id_runs(io.BytesIO(data), SOURCE, 100, 0):
                 found.append((document.offset, list(document.ids or [])))
         except CorpusError as error:
             said = str(error)
