@@ -87,19 +87,26 @@ def panel_text(m):
         for s in range(m):
             lines.append(f"vpbroadcastd {32 * s + 4 * j}({xq}), {_X}")
             lines += _step(s, j)
+    # in two passes, whose constants stay in registers: a finish is bound by its loads
+    lines.append(f"vmovdqu ({ones}), {_LOW}")
     for s in range(m):
         low, high = _sum(s, 0), _sum(s, 1)
         lines += [
             f"vpbroadcastd {4 * s}({xc}), {_X}",
-            f"vpmaddwd ({ones}), {low}, {low}",
-            f"vpmaddwd ({ones}), {high}, {high}",
+            f"vpmaddwd {_LOW}, {low}, {low}",
+            f"vpmaddwd {_LOW}, {high}, {high}",
             f"vpaddd {_X}, {low}, {low}",
             f"vpaddd {_X}, {high}, {high}",
+        ]
+    lines += [f"vmovups ({ws}), {_LOW}", f"vmovups 32({ws}), {_HIGH}"]
+    for s in range(m):
+        low, high = _sum(s, 0), _sum(s, 1)
+        lines += [
             f"vbroadcastss {4 * s}({xs}), {_X}",
             f"vcvtdq2ps {low}, {low}",
             f"vcvtdq2ps {high}, {high}",
-            f"vmulps ({ws}), {_X}, {_TMP}",
-            f"vmulps 32({ws}), {_X}, {_X}",
+            f"vmulps {_LOW}, {_X}, {_TMP}",
+            f"vmulps {_HIGH}, {_X}, {_X}",
             f"vfmadd213ps {64 * s}({acc}), {_TMP}, {low}",
             f"vfmadd213ps {64 * s + 32}({acc}), {_X}, {high}",
             f"vmovups {low}, {64 * s}({acc})",
