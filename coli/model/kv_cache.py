@@ -122,6 +122,7 @@ class KVCache:
         # zeros, not empty: lanes of a block that hold no position yet are computed too, then dropped
         self.keys = np.zeros((len(self.whole), num_key_value_heads, blocks, head_dim, SLOT_BLOCK), element)
         self.values = np.zeros((len(self.whole), num_key_value_heads, self.capacity, head_dim), element)
+        self._addresses = self._find_addresses()
         self.length = 0
 
     @property
@@ -129,7 +130,10 @@ class KVCache:
         return self.keys.nbytes + self.values.nbytes + sum(s.keys.nbytes + s.values.nbytes for s in self.sliding)
 
     def addresses(self) -> tuple[Ints, Ints]:
-        """Where the keys and the values of each layer lie, each (L,)."""
+        """Where the keys and the values of each layer lie, each (L,); for as long as the cache lives."""
+        return self._addresses
+
+    def _find_addresses(self) -> tuple[Ints, Ints]:
         keys, values = (np.zeros(len(self.whole) + sum(len(s.layers) for s in self.sliding), np.int64) for _ in "kv")
         layers = np.arange(len(self.whole), dtype=np.int64)
         whole = list(self.whole)

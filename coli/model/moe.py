@@ -36,6 +36,10 @@ class Experts(Protocol):
         """Account for a layer that ran entirely from `residency`."""
         ...
 
+    def touched_all(self, layer_idxs: Sequence[int], expert_ids: Ints) -> None:
+        """Account for a forward of one row whose layers, expert_ids (n, A), all ran so."""
+        ...
+
     def prefetch(self, layer_idx: int, expert_ids: Sequence[int]) -> None:
         """Read experts that may be wanted soon, behind all demanded reads."""
         ...

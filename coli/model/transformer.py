@@ -295,8 +295,15 @@ class Transformer:
 
     def _touch(self, points: list[SparsePoint], prefill: bool) -> None:
         """Tell the store about layers that ran without it."""
+        if not points:
+            return
+        assert self._experts is not None
+        if len(points[0].expert_ids) == 1 and not prefill and len(points) > 1:
+            self._experts.touched_all(
+                [point.layer_idx for point in points], np.concatenate([point.expert_ids for point in points])
+            )
+            return
         for point in points:
-            assert self._experts is not None
             self._experts.touched(point.layer_idx, point.expert_ids, prefill=prefill)
 
     def _logits(self, hidden: Rows, logit_rows: Ints) -> NDArray[np.float32]:

@@ -115,6 +115,14 @@ class ExpertStore:
             self._trace.union(layer_idx, expert_ids, prefill=prefill)
         self.policy.touched(layer_idx, expert_ids, prefill=prefill)
 
+    def touched_all(self, layer_idxs: Sequence[int], expert_ids: NDArray[np.int64]) -> None:
+        """`touched` for the layers of a forward of one row, in their order; expert_ids (n, A)."""
+        self._end_union()
+        if self._trace is not None:
+            for layer_idx, ids in zip(layer_idxs, expert_ids, strict=True):
+                self._trace.union(layer_idx, ids[None], prefill=False)
+        self.policy.touched_all(layer_idxs, expert_ids)
+
     def settle(self, committed_rows: int | Sequence[int] | NDArray[np.int64]) -> None:
         """End a forward: `committed_rows` (a count of leading rows, or row indices) were kept."""
         self._end_union()
@@ -195,7 +203,7 @@ class ExpertStore:
             bytes_read=self._bytes_read,
             wait_s=self._wait_s,
             resident=self.residency != 0,
-            usage=self.policy.usage.reshape(self.residency.shape).copy(),
+            usage=self.policy.told_usage.reshape(self.residency.shape).copy(),
         )
 
     def close(self) -> None:

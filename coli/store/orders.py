@@ -11,9 +11,17 @@ from collections.abc import Iterable, Sequence
 from collections.abc import Set as AbstractSet
 from typing import Protocol
 
+import numpy as np
+from numpy.typing import NDArray
+
 
 class EvictionOrder(Protocol):
-    """Resident, evictable keys of one pool, and which of them goes first."""
+    """Resident, evictable keys of one pool, and which of them goes first.
+
+    by_layer: what a decode union does depends on its own layer's only, so `touch_unions` may take a layer at a time.
+    """
+
+    by_layer: bool
 
     def __contains__(self, key: int) -> bool: ...
 
@@ -38,6 +46,10 @@ class EvictionOrder(Protocol):
 
     def touch_all(self, layer_idx: int, keys: Sequence[int]) -> None:
         """A decode union of that layer used these resident keys and needs nothing else."""
+        ...
+
+    def touch_unions(self, layer_idx: int, keys: NDArray[np.int64], without: AbstractSet[int]) -> None:
+        """`touch_all` for unions of that layer one after the other, each a row of keys (n, A), leaving some out."""
         ...
 
     def victim(self, keep: AbstractSet[int]) -> int | None:
@@ -144,6 +156,7 @@ class LruOrder:
     ones, those of the layer visited last go first, since theirs is the longest way round.
     """
 
+    by_layer = True
     visits_per_unit = 1.0  # visits of a layer after which an unused key has lost one unit of its stamp
 
     def __init__(self, slots: int, num_experts: int) -> None:
@@ -196,6 +209,15 @@ class LruOrder:
     def touch_all(self, layer_idx: int, keys: Sequence[int]) -> None:
         self._visit(layer_idx, 1)
         self._heaps[layer_idx].stamps.update(dict.fromkeys(keys, self._used(None)))
+
+    def touch_unions(self, layer_idx: int, keys: NDArray[np.int64], without: AbstractSet[int]) -> None:
+        before = self._now.get(layer_idx, 0.0)
+        self._visit(layer_idx, len(keys))
+        stamps = np.repeat(before + np.arange(1.0, len(keys) + 1), keys.shape[1])
+        used = dict(zip(keys.ravel().tolist(), stamps.tolist(), strict=True))  # the last use of a key counts
+        for key in without:
+            used.pop(key, None)
+        self._heaps[layer_idx].stamps.update(used)
 
     def victim(self, keep: AbstractSet[int]) -> int | None:
         while True:
@@ -276,6 +298,10 @@ class LfruOrder(LruOrder):
         for key in keys:
             self.touch(key, 1)
 
+    def touch_unions(self, layer_idx: int, keys: NDArray[np.int64], without: AbstractSet[int]) -> None:
+        for union in np.sort(keys, axis=1).tolist():
+            self.touch_all(layer_idx, [key for key in union if key not in without])
+
     def _used(self, old: float | None) -> float:
         now = self._now[self._layer_idx]
         return now if old is None or old < 0 else now + math.log2(1.0 + 2.0 ** (old - now))
@@ -283,6 +309,8 @@ class LfruOrder(LruOrder):
 
 class ClockOrder:
     """Textbook LRU: the key whose last use lies farthest back goes first, whatever its layer."""
+
+    by_layer = False
 
     def __init__(self, slots: int, num_experts: int) -> None:
         self._heap = StampHeap()
@@ -322,6 +350,10 @@ class ClockOrder:
         self.begin_request(layer_idx, scan=False, speculative=False)
         for key in keys:
             self.touch(key, 1)
+
+    def touch_unions(self, layer_idx: int, keys: NDArray[np.int64], without: AbstractSet[int]) -> None:
+        for union in np.sort(keys, axis=1).tolist():
+            self.touch_all(layer_idx, [key for key in union if key not in without])
 
     def victim(self, keep: AbstractSet[int]) -> int | None:
         return self._heap.pop_least(keep)

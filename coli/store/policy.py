@@ -7,6 +7,8 @@ A key is `layer_idx * num_experts + expert_id`. Called by the one thread that ru
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
+from itertools import groupby
+from operator import itemgetter
 from typing import NamedTuple
 
 import numpy as np
@@ -14,6 +16,8 @@ from numpy.typing import NDArray
 
 from coli.store.orders import EvictionOrder, LruOrder
 
+# Forwards of one row, all of it resident, that wait to be accounted for together.
+QUIET_FORWARDS = 32
 # Records of a union that may be in memory at once while it recycles its own slots: reads in flight plus the one in use.
 OVERLAP = 8
 
@@ -105,16 +109,25 @@ class ResidencyPolicy:
         self.pinned = frozenset(pinned)
         self._counts = UnionCounts()
         self.prefill_counts = UnionCounts()
-        # Selections by committed rows, (L * E,): what the usage history learns from.
-        self.usage: NDArray[np.int64] = np.zeros(num_layers * num_experts, np.int64)
+        self.told_usage: NDArray[np.int64] = np.zeros(num_layers * num_experts, np.int64)
         self.pool_of_layer = list(pool_of_layer)
         self._forward: list[tuple[int, NDArray[np.int64]]] = []  # decode unions (layer, keys (S, A)) of this forward
         self._untold = 0  # how many of the last of them the eviction orders have not heard of
+        # forwards of one row, all of it resident, as (layers, keys (n, A)): the running one, and settled ones untold
+        self._row: tuple[list[int], NDArray[np.int64]] | None = None
+        self._quiet: list[tuple[list[int], NDArray[np.int64]]] = []
+        self._by_layer = all(pool.order.by_layer for pool in self.pools)
 
     def pool_of(self, key: int) -> int:
         pool = self.pool_of_layer[key // self.num_experts]
         assert pool is not None
         return pool
+
+    @property
+    def usage(self) -> NDArray[np.int64]:
+        """Selections by committed rows, (L * E,): what the usage history learns from."""
+        self._tell_quiet()
+        return self.told_usage
 
     def request(self, layer_idx: int, expert_ids: NDArray[np.int64], *, prefill: bool) -> UnionPlan:
         """Decide hits, misses and evictions of one layer's union, expert_ids (S, A), and account for them."""
@@ -124,7 +137,7 @@ class ResidencyPolicy:
         if prefill:
             unique, row_counts = np.unique(expert_ids, return_counts=True)
             union, rows = unique.tolist(), row_counts.tolist()
-            np.add.at(self.usage, layer_idx * self.num_experts + unique, row_counts)
+            np.add.at(self.told_usage, layer_idx * self.num_experts + unique, row_counts)
         else:
             union, rows = sorted(set(expert_ids.ravel().tolist())), []
             self._forward.append((layer_idx, expert_ids + layer_idx * self.num_experts))
@@ -140,12 +153,25 @@ class ResidencyPolicy:
         self._forward.append((layer_idx, expert_ids + layer_idx * self.num_experts))
         self._untold += 1
 
+    def touched_all(self, layer_idxs: list[int], expert_ids: NDArray[np.int64]) -> None:
+        """`touched` for layers of a forward of one row, in their order; expert_ids (n, A)."""
+        self._begin(layer_idxs[0])
+        self._row = layer_idxs, expert_ids + np.array(layer_idxs)[:, None] * self.num_experts
+        if self._forward or not self._by_layer:
+            self._unfold()
+
     def settle(self, committed_rows: int | Sequence[int] | NDArray[np.int64] | None) -> None:
         """End a forward: count the committed rows' selections, demote what only the others used.
 
         Args:
             committed_rows: how many leading rows, or which rows, were committed; None: all.
         """
+        if self._row is not None and _includes_a_row(committed_rows):
+            self._quiet.append(self._row)
+            self._row = None
+            if len(self._quiet) == QUIET_FORWARDS:
+                self._tell_quiet()
+            return
         self._tell()
         counted = []
         for layer_idx, keys in self._forward:  # keys (S, A)
@@ -160,7 +186,7 @@ class ResidencyPolicy:
                 used = set(kept.ravel().tolist())
                 self._order(layer_idx).demote(sorted(set(keys.ravel().tolist()) - used))
         if counted:
-            np.add.at(self.usage, np.concatenate(counted), 1)
+            np.add.at(self.told_usage, np.concatenate(counted), 1)
         self._forward.clear()
         for pool in self.pools:
             pool.order.settled()
@@ -173,11 +199,12 @@ class ResidencyPolicy:
 
     @property
     def told_counts(self) -> tuple[UnionCounts, UnionCounts]:
-        """Of decode and prefill unions, without those of a forward that still runs: any thread may ask."""
+        """Of decode and prefill unions, without those of the last few forwards: any thread may ask."""
         return self._counts, self.prefill_counts
 
     def discard(self, key: int) -> None:
         """Forget a resident key (its read failed or was given up); its place is free again."""
+        self._tell()
         pool = self.pools[self.pool_of(key)]
         if pool.order.discard(key):
             pool.free += 1
@@ -209,11 +236,18 @@ class ResidencyPolicy:
 
     def _begin(self, layer_idx: int) -> None:
         """A layer at or before the last one starts a new forward: without a settle, all rows were committed."""
+        if self._row is not None:
+            if layer_idx <= self._row[0][-1]:
+                self.settle(None)
+            else:
+                self._unfold()
         if self._forward and layer_idx <= self._forward[-1][0]:
             self.settle(None)
 
     def _tell(self) -> None:
         """Pass unions noted by `touched` on to the eviction orders, in bulk and before anything can depend on them."""
+        self._tell_quiet()
+        self._unfold()
         if not self._untold:
             return
         noted = self._forward[-self._untold :]
@@ -225,6 +259,26 @@ class ResidencyPolicy:
             self._counts.pinned_hits += len(union) - len(touched)
             self._counts.hits += len(union)
         self._counts.unions += len(unions)
+
+    def _unfold(self) -> None:
+        """Note the forward of `touched_all` layer by layer after all."""
+        if self._row is not None:
+            (layer_idxs, keys), self._row = self._row, None
+            self._forward += zip(layer_idxs, keys[:, None], strict=True)
+            self._untold += len(layer_idxs)
+
+    def _tell_quiet(self) -> None:
+        """Account for the forwards in `_quiet`, a layer at a time."""
+        quiet, self._quiet = self._quiet, []
+        for layer_idxs, forwards in groupby(quiet, key=itemgetter(0)):
+            keys = np.array([keys for _, keys in forwards])  # (forwards, n, A)
+            np.add.at(self.told_usage, keys.ravel(), 1)
+            for at, layer_idx in enumerate(layer_idxs):
+                self._order(layer_idx).touch_unions(layer_idx, keys[:, at], self.pinned)
+            self._counts.unions += len(keys) * len(layer_idxs)
+            self._counts.hits += keys.size
+            if self.pinned:
+                self._counts.pinned_hits += int(np.isin(keys, list(self.pinned)).sum())
 
     def _order(self, layer_idx: int) -> EvictionOrder:
         pool = self.pool_of_layer[layer_idx]
@@ -329,3 +383,10 @@ class ResidencyPolicy:
             if order.discard(base + e):
                 return base + e
         raise AssertionError("a pool without free places holds nothing")
+
+
+def _includes_a_row(committed_rows: int | Sequence[int] | NDArray[np.int64] | None) -> bool:
+    """Whether the one row of a forward is among its committed rows."""
+    if committed_rows is None or isinstance(committed_rows, (int, np.integer)):
+        return committed_rows is None or committed_rows > 0
+    return len(committed_rows) > 0

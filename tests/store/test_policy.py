@@ -259,3 +259,39 @@ def test_below_the_cliff_layers_do_not_push_each_other_out() -> None:
         rates.append(policy.counts.hits / (policy.counts.hits + policy.counts.misses))
     assert rates[0] > 0.6
     assert rates[1] == 0
+
+
+@pytest.mark.parametrize("order", ORDERS)
+@pytest.mark.parametrize("pinned", [(), (1, 2, E + 3)])
+def test_forwards_told_together_leave_what_single_unions_leave(
+    order: Callable[[int, int], EvictionOrder], pinned: tuple[int, ...]
+) -> None:
+    """`touched_all` and its waiting forwards, against `request` layer by layer: hits, usage, and every later victim."""
+    rng = np.random.default_rng(5)
+    together, single = (one_pool(L * E - 9, order, pinned=pinned) for _ in "ab")
+    for policy in (together, single):
+        for layer_idx in range(L):
+            request(policy, layer_idx, *range(E))
+            policy.settle(None)
+    for step in range(150):
+        if step % 40 == 39:  # a layer that misses, in the middle of a forward
+            ids = np.array([[int(rng.integers(E))]])
+            plans = [policy.request(2, ids, prefill=False) for policy in (together, single)]
+            assert plans[0] == plans[1]
+            together.settle(1)
+            single.settle(1)
+            continue
+        resident = set(single.resident()) | set(pinned)
+        held = [[e for e in range(E) if layer_idx * E + e in resident] for layer_idx in range(L)]
+        ids = np.array([rng.choice(held[layer_idx], A, replace=False) for layer_idx in range(L)])
+        together.touched_all(list(range(L)), ids)
+        for layer_idx in range(L):
+            single.request(layer_idx, ids[layer_idx][None], prefill=False)
+        kept = step % 7 != 0
+        together.settle(np.zeros(int(kept), np.int64))
+        single.settle(np.zeros(int(kept), np.int64))
+        if step % 11 == 0:
+            assert together.counts == single.counts
+    assert together.counts == single.counts
+    assert together.usage.tolist() == single.usage.tolist()
+    assert together.shrink([0], L * E - 9 - 1) == single.shrink([0], L * E - 9 - 1)
