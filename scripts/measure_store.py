@@ -40,7 +40,7 @@ class Addresses:
     def touched(self, layer_idx: int, expert_ids: Ints, *, prefill: bool = False) -> None:
         pass
 
-    def touched_all(self, layer_idxs: Sequence[int], expert_ids: Ints) -> None:
+    def touched_all(self, layer_idxs: list[int], expert_ids: Ints) -> None:
         pass
 
     def prefetch(self, layer_idx: int, expert_ids: Sequence[int]) -> None:

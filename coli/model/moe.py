@@ -36,7 +36,7 @@ class Experts(Protocol):
         """Account for a layer that ran entirely from `residency`."""
         ...
 
-    def touched_all(self, layer_idxs: Sequence[int], expert_ids: Ints) -> None:
+    def touched_all(self, layer_idxs: list[int], expert_ids: Ints) -> None:
         """Account for a forward of one row whose layers, expert_ids (n, A), all ran so."""
         ...
 

@@ -115,7 +115,7 @@ class ExpertStore:
             self._trace.union(layer_idx, expert_ids, prefill=prefill)
         self.policy.touched(layer_idx, expert_ids, prefill=prefill)
 
-    def touched_all(self, layer_idxs: Sequence[int], expert_ids: NDArray[np.int64]) -> None:
+    def touched_all(self, layer_idxs: list[int], expert_ids: NDArray[np.int64]) -> None:
         """`touched` for the layers of a forward of one row, in their order; expert_ids (n, A)."""
         self._end_union()
         if self._trace is not None:
