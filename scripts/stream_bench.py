@@ -374,7 +374,7 @@ def chunks(args: argparse.Namespace, limit: int) -> None:
 
     if not args.chunks:
         return
-    head = "| prompt | chunk | tok/s | read | peak | killed |\n|" + "---|" * 6
+    head = "| prompt | chunk | tok/s | read | waiting for reads | step / longer | peak | killed |\n|" + "---|" * 8
     tell(args, f"Prefill by chunk, direct, within {size(limit)}:\n\n{head}", more=True)
     for pair in args.chunks:
         prompt, chunk = map(int, pair.split(":"))
@@ -383,14 +383,16 @@ def chunks(args: argparse.Namespace, limit: int) -> None:
         try:
             engine = Engine(f"chunk {prompt} {chunk}", sys.executable, worker_args, limit)
             done = engine.ask("prefill", prompt)
+            seconds, waited = done["seconds"], done["wait_s"]
+            peak, kills = engine.group.peak_bytes(), engine.group.kills()
             row = (
-                f"| {prompt} | {chunk} | {prompt / done['seconds']:.1f} | {size(done['bytes'])} | "
-                f"{size(engine.group.peak_bytes())} | {engine.group.kills()} |"
+                f"| {prompt} | {chunk} | {prompt / seconds:.1f} | {size(done['bytes'])} | {waited / seconds:.0%} | "
+                f"{seconds / max(done['reading_s'], seconds - waited):.2f} | {size(peak)} | {kills} |"
             )
         except SystemExit as refused:
             if not isinstance(refused.code, str):
                 raise
-            row = f"| {prompt} | {chunk} | {refused} | | | |"
+            row = f"| {prompt} | {chunk} | {refused} | | | | | |"
         finally:
             if engine is not None:
                 engine.close()
