@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from coli.convert.source import NativeRows, QuantizedRows, SourceTensor
+from coli.convert.source import NativeRows, QuantizedRows, SourceTensor, TensorView
 from coli.errors import CheckpointError
 from coli.model.config import ModelSpec
 from coli.store.layout import GROUP_SIZE, Kind, round_up
@@ -20,16 +20,11 @@ _NAME = re.compile(r"(?P<stem>.*\.mlp\.experts\.)(?P<which>gate_up|down)_proj(?P
 
 
 @dataclass(frozen=True, slots=True)
-class TurnedExperts:
+class TurnedExperts(TensorView):
     """Columns first, first + step ... of (E, inputs, outputs) as rows: (E, rows, inputs); see source.SourceTensor."""
 
-    tensor: SourceTensor
     first: int
     step: int
-
-    @property
-    def name(self) -> str:
-        return self.tensor.name
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -39,14 +34,6 @@ class TurnedExperts:
     @property
     def row_bytes(self) -> int:
         return self.tensor.row_bytes * self.shape[2] // (self.shape[1] * self.step)
-
-    @property
-    def files(self) -> frozenset[str]:
-        return self.tensor.files
-
-    @property
-    def native(self) -> None:
-        return None
 
     def read_rows(self, start: int, stop: int) -> NDArray[np.float32]:
         _, rows, inputs = self.shape
@@ -59,18 +46,13 @@ class TurnedExperts:
 
 
 @dataclass(frozen=True, slots=True)
-class EveryOther:
+class EveryOther(TensorView):
     """Rows first, first + step ... of each expert's, without the padding of their last group; see source.SourceTensor
     and source.NativeRows."""
 
-    tensor: SourceTensor
     first: int
     step: int
     inputs: int
-
-    @property
-    def name(self) -> str:
-        return self.tensor.name
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -80,10 +62,6 @@ class EveryOther:
     @property
     def row_bytes(self) -> int:
         return self.tensor.row_bytes
-
-    @property
-    def files(self) -> frozenset[str]:
-        return self.tensor.files
 
     @property
     def native(self) -> NativeRows | None:
@@ -104,15 +82,10 @@ class EveryOther:
 
 
 @dataclass(frozen=True, slots=True)
-class Alternating:
+class Alternating(TensorView):
     """Columns first, first + 2 ... of a matrix (E, 2 I), one bias per expert; see source.SourceTensor."""
 
-    tensor: SourceTensor
     first: int
-
-    @property
-    def name(self) -> str:
-        return self.tensor.name
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -121,14 +94,6 @@ class Alternating:
     @property
     def row_bytes(self) -> int:
         return self.tensor.row_bytes // 2
-
-    @property
-    def files(self) -> frozenset[str]:
-        return self.tensor.files
-
-    @property
-    def native(self) -> None:
-        return None
 
     def read_rows(self, start: int, stop: int) -> NDArray[np.float32]:
         return np.ascontiguousarray(self.tensor.read_rows(start, stop)[:, self.first :: 2])

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from coli.convert.source import SourceTensor
+from coli.convert.source import SourceTensor, TensorView
 from coli.errors import CheckpointError
 from coli.model.config import LatentSpec, ModelSpec
 from coli.store.layout import TILE_ROWS, round_up
@@ -19,10 +19,9 @@ _SUFFIX = ".self_attn.kv_b_proj.weight"
 
 
 @dataclass(frozen=True, slots=True)
-class HeadMatrices:
+class HeadMatrices(TensorView):
     """k_up or v_up inside a kv_b_proj; see source.SourceTensor."""
 
-    tensor: SourceTensor
     heads: int
     rows: int  # of one head, unpadded
     cols: int
@@ -31,24 +30,12 @@ class HeadMatrices:
     turned: bool
 
     @property
-    def name(self) -> str:
-        return self.tensor.name
-
-    @property
     def shape(self) -> tuple[int, ...]:
         return (self.heads * round_up(self.rows, TILE_ROWS), self.cols)
 
     @property
     def row_bytes(self) -> int:
         return self.tensor.row_bytes * (self.cols if self.turned else self.rows) // round_up(self.rows, TILE_ROWS)
-
-    @property
-    def files(self) -> frozenset[str]:
-        return self.tensor.files
-
-    @property
-    def native(self) -> None:
-        return None
 
     def read_rows(self, start: int, stop: int) -> NDArray[np.float32]:
         padded = round_up(self.rows, TILE_ROWS)

@@ -19,44 +19,34 @@ from numpy.typing import NDArray
 from coli.convert.conversion import Notice, Progress, convert_source
 from coli.convert.gguf import GgufSource
 from coli.convert.options import ConvertOptions, ConvertReport
-from coli.convert.source import Source, SourceTensor
+from coli.convert.source import Source, SourceTensor, TensorView
 from coli.errors import OptionError
 
 _MLP = re.compile(r"model\.layers\.(\d+)\.mlp\.(gate|up|down)_proj\.weight")
 
 
 @dataclass(frozen=True, slots=True)
-class _Slice:
+class _Slice(TensorView):
     """Rows first..first+rows-1 (gate, up) or columns (down, times `factor`) of a matrix."""
 
-    whole: SourceTensor
     first: int
     width: int
     factor: int  # 0: a slice of rows
-    native: None = None
-
-    @property
-    def name(self) -> str:
-        return self.whole.name
 
     @property
     def shape(self) -> tuple[int, ...]:
-        rows, cols = self.whole.shape
+        rows, cols = self.tensor.shape
         return (rows, self.width) if self.factor else (self.width, cols)
 
     @property
     def row_bytes(self) -> int:
-        share = self.width / self.whole.shape[1] if self.factor else 1
-        return int(self.whole.row_bytes * share)
-
-    @property
-    def files(self) -> frozenset[str]:
-        return self.whole.files
+        share = self.width / self.tensor.shape[1] if self.factor else 1
+        return int(self.tensor.row_bytes * share)
 
     def read_rows(self, start: int, stop: int) -> NDArray[np.float32]:
         if not self.factor:
-            return self.whole.read_rows(self.first + start, self.first + stop)
-        block = self.whole.read_rows(start, stop)[:, self.first : self.first + self.width]
+            return self.tensor.read_rows(self.first + start, self.first + stop)
+        block = self.tensor.read_rows(start, stop)[:, self.first : self.first + self.width]
         return np.ascontiguousarray(block * np.float32(self.factor))
 
 

@@ -63,6 +63,25 @@ class SourceTensor(Protocol):
         """Rows start..stop-1 of the tensor seen as (product of the leading axes, last axis), as float32."""
 
 
+@dataclass(frozen=True, slots=True)
+class TensorView:
+    """What the tensors made out of another one have in common: its name and files, and rows that are numbers."""
+
+    tensor: SourceTensor
+
+    @property
+    def name(self) -> str:
+        return self.tensor.name
+
+    @property
+    def files(self) -> frozenset[str]:
+        return self.tensor.files
+
+    @property
+    def native(self) -> NativeRows | None:
+        return None
+
+
 class Source(Protocol):
     """A checkpoint, opened and checked; nothing of it is ever written."""
 
