@@ -7,28 +7,17 @@ terminal; used by `coli chat`, one thread.
 from __future__ import annotations
 
 import json
-import os
-import tempfile
 from collections.abc import Iterator
-from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
-
-import numpy as np
-from safetensors import SafetensorError, safe_open
-from safetensors.numpy import save_file
 
 from coli.engine.session import Session
-from coli.errors import CheckpointError, OptionError, WriteError
+from coli.errors import CheckpointError, OptionError
 from coli.generation import GenerationResult, draw_seed
 from coli.llm import LLM
-from coli.model.kv_cache import KVCache
 from coli.options import DraftOptions, GenerateOptions
-from coli.store.safetensors_file import read_header
+from coli.session_file import SessionFile
 from coli.text.prompt import chat_ids, plain_ids
-
-FORMAT = "coli session 1"
 
 
 class Conversation:
@@ -86,55 +75,35 @@ class Conversation:
 
     def save(self, path: Path) -> None:
         """Write messages and rows to `path`, whole or not at all. Raises WriteError."""
-        session = self._session or self._llm.new_session(self.context, drafts=self._drafts)
-        self._session, cache = session, session.cache
-        assert isinstance(cache, KVCache)
-        length = min(cache.length, len(session.token_ids))
-        arrays = {"token_ids": np.array(session.token_ids[:length], np.int64), **cache.saved(length)}
-        said = {"messages": self.messages, "system": self.system}
-        metadata = {"format": FORMAT, "model": self._llm.container.fingerprint, "conversation": json.dumps(said)}
-        name = ""
-        try:
-            handle, name = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
-            os.close(handle)
-            save_file(arrays, name, metadata)
-            os.replace(name, path)
-        except (OSError, SafetensorError) as error:
-            with suppress(OSError):
-                os.unlink(name)
-            raise WriteError(f"{path}: the session is not written: {error}") from None
+        self._session = self._session or self._llm.new_session(self.context, drafts=self._drafts)
+        note = json.dumps({"messages": self.messages, "system": self.system})
+        self.file(path).save([self._session], note)
 
     def load(self, path: Path) -> None:
         """Go on with a saved conversation. Raises CheckpointError, OptionError for one of another model."""
-        header = read_header(path)
-        found = {name: (info.dtype, tuple(info.shape)) for name, info in header.tensors.items()}
-        session = self._llm.new_session(self.context, drafts=self._drafts)
-        cache = session.cache
-        assert isinstance(cache, KVCache)
-        with _opened(path) as file:
-            metadata = file.metadata() or {}
-            if metadata.get("format") != FORMAT:
-                raise CheckpointError(f"{path}: expected a file of `{FORMAT}`, found another")
-            if metadata.get("model") != self._llm.container.fingerprint:
-                raise OptionError(f"{path}: the session belongs to another model; name another file or that model")
-            length = found.get("token_ids", ("", (0,)))[1][0]
-            if length > cache.capacity:
-                raise OptionError(f"{path}: the session has {length} positions, --ctx is {self.context}: raise --ctx")
-            wanted = {"token_ids": ("I64", (length,))}
-            for name, array in cache.saved(length).items():
-                wanted[name] = {"uint16": "U16", "float32": "F32", "int64": "I64"}[array.dtype.name], array.shape
-            if found != wanted:
-                raise OptionError(f"{path}: the session's rows do not fit: expected {wanted}, found {found}")
-            said = json.loads(metadata.get("conversation", "{}"))
-            session.token_ids = [int(token_id) for token_id in file.get_tensor("token_ids")]
-            cache.restore({name: file.get_tensor(name) for name in wanted if name != "token_ids"}, length)
-        self._llm.check_ids(session.token_ids)
-        self._session = session
-        self.messages, self.system = list(said.get("messages", [])), said.get("system")
+        new = lambda: self._llm.new_session(self.context, drafts=self._drafts)  # noqa: E731
+        sessions, note = self.file(path).load(1, new)
+        try:
+            said = json.loads(note)
+            messages, system = said["messages"], said["system"]
+            fits = len(sessions) == 1 and all(_is_message(each) for each in messages)
+            if not fits or not isinstance(system, str | None):
+                raise ValueError(note)
+        except (ValueError, KeyError, TypeError, RecursionError):
+            raise CheckpointError(
+                f"{path}: expected the messages of a conversation: remove it, or name another file"
+            ) from None
+        self._llm.check_ids(sessions[0].token_ids)
+        self._session, self.messages, self.system = sessions[0], messages, system
+
+    def file(self, path: Path) -> SessionFile:
+        """Where `save` writes."""
+        return SessionFile(path, "coli chat", self._llm.container.fingerprint)
 
 
-def _opened(path: Path) -> Any:
-    try:
-        return safe_open(path, framework="numpy")
-    except (OSError, SafetensorError) as error:
-        raise CheckpointError(f"{path}: not a readable session ({error})") from None
+def _is_message(found: object) -> bool:
+    return isinstance(found, dict) and found.keys() == {"role", "content"} and all(map(_is_text, found.values()))
+
+
+def _is_text(found: object) -> bool:
+    return isinstance(found, str)

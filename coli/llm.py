@@ -175,7 +175,7 @@ class LLM:
         if found.get("do_sample") is False:
             return {"temperature": 0.0}
         bounds = {"temperature": (0, 100), "top_k": (0, 2**31 - 1), "top_p": (0, 1), "min_p": (0, 1)}
-        usable: dict[str, Any] = {}
+        usable: dict[str, Any] = {"temperature": 1.0} if found.get("do_sample") is True else {}
         for name, (low, high) in bounds.items():
             value = found.get(name)
             if isinstance(value, bool) or not isinstance(value, int if name == "top_k" else int | float):

@@ -246,7 +246,7 @@ TABLE: tuple[Setting, ...] = (
             bounds=Bounds(1, 16), counter="/props"),
     Setting("queue", "server", "int", 32, "requests that may wait for a slot; more are told to come back", "--queue",
             bounds=Bounds(0, 100000), counter="/metrics"),
-    Setting("session", "session", "path", None, "file a conversation is read from and kept in", "--session",
+    Setting("session", "session", "path", None, "file that conversations are read from and kept in", "--session",
             _env("KVSAVE"), default_text="off", counter="prompt_tokens"),
 )  # fmt: skip
 

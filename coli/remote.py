@@ -6,7 +6,7 @@ import json
 import urllib.error
 import urllib.parse
 import urllib.request
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import closing
 from dataclasses import replace
 from http.client import HTTPException
@@ -27,15 +27,21 @@ class RemoteError(ColiError):
 class RemoteConversation:
     """Asks `URL/v1/chat/completions`; settings nobody gave are left to the server."""
 
-    def __init__(self, url: str, api_key: str | None, given: Collection[str]) -> None:
-        """given: names of the settings somebody gave. Raises OptionError for what is no address of a server."""
+    def __init__(
+        self, url: str, api_key: str | None, given: Collection[str], fields: Mapping[str, Any] | None = None
+    ) -> None:
+        """given: names of the settings somebody gave; fields: more of every request.
+
+        Raises OptionError for what is no address of a server.
+        """
         parts = urllib.parse.urlsplit(url)
         if parts.scheme not in ("http", "https") or not parts.netloc:
             raise OptionError(f"--attach {url}: expected http://HOST:PORT, the address `coli serve` says it listens on")
         self.messages: list[dict[str, str]] = []
         self.system: str | None = None
         self.result: Any = None
-        self._url, self._api_key = url.rstrip("/"), api_key
+        self._url, self._api_key = url.rstrip("/").removesuffix("/v1"), api_key
+        self._fields = dict(fields or {})
         self._given = set(given)
         self._first: GenerateOptions | None = None
 
@@ -66,7 +72,7 @@ class RemoteConversation:
         self._first = self._first or options
         sampler, first = options.sampler, self._first.sampler
         names = ("temp", "top_k", "top_p", "min_p", "repeat_penalty", "presence_penalty", "frequency_penalty", "seed")
-        body: dict[str, Any] = {"stream": True}
+        body: dict[str, Any] = {"stream": True, **self._fields}
         if "ngen" in self._given or options.max_tokens != self._first.max_tokens:
             body["max_tokens"] = options.max_tokens
         if options.ignore_eos:

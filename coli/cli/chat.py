@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import signal
 import sys
 from collections.abc import Iterator
@@ -12,19 +13,32 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import click
 
-from coli.cli.conversing import context_length, sampling_defaults
+from coli.cli.conversing import DEFAULTS, context_length, sampling_defaults
 from coli.cli.flags import GENERATE, settings_options
 from coli.cli.model_path import model_path
 from coli.cli.report_lines import report_lines
 from coli.cli.streams import Streams
 from coli.errors import ColiError, OptionError
-from coli.options import BY_NAME, GenerateOptions, draft_options, engine_options, generate_options, resolve
+from coli.options import (
+    BY_NAME,
+    GenerateOptions,
+    Resolved,
+    draft_options,
+    engine_options,
+    generate_options,
+    resolve,
+)
 
 if TYPE_CHECKING:
     from coli.generation import GenerationResult
 
 _UNUSED = ("prompt", "prompt_ids", "raw", "json", "tokens")
 SETTINGS = (*(name for name in GENERATE if name not in _UNUSED), "session", "api_key")
+LOCAL = tuple(
+    name
+    for name in SETTINGS
+    if BY_NAME[name].flag and BY_NAME[name].group in ("model", "engine", "drafts") and name not in ("grammar", "schema")
+)
 SAMPLER = {"temp": "temperature"} | {
     name: name
     for name in ("top_k", "top_p", "min_p", "repeat_penalty", "presence_penalty", "frequency_penalty", "seed")
@@ -55,7 +69,7 @@ class Partner(Protocol):
 
 
 @click.command("chat")
-@settings_options(*SETTINGS)
+@settings_options(*SETTINGS, defaults=DEFAULTS)
 @click.option("attach", "--attach", metavar="URL", help="Talk with a running `coli serve` instead.")
 def command(attach: str | None, **flags: Any) -> None:
     """Talk with a model. Lines that begin with / are commands; /help lists them.
@@ -72,9 +86,11 @@ def command(attach: str | None, **flags: Any) -> None:
 
         if path is not None:
             raise OptionError("--session: a server keeps no file of the conversation; leave it out with --attach")
-        remote = RemoteConversation(
-            attach, settings["api_key"], given=frozenset(filter(settings.given, (*SAMPLER, "ngen")))
-        )
+        ours = [f"{BY_NAME[name].flag.split('/')[0]}" for name in LOCAL if settings.values[name].origin == "flag"]
+        if ours:
+            streams.notice(f"{', '.join(ours)}: the server has its own; no effect with --attach")
+        given = frozenset(filter(settings.given, (*SAMPLER, "ngen")))
+        remote = RemoteConversation(attach, settings["api_key"], given, _asked_of_server(settings))
         remote.system = settings["system"]
         _Chat(remote, generate_options(settings), streams).run()
         return
@@ -88,6 +104,8 @@ def command(attach: str | None, **flags: Any) -> None:
             streams.notice("the model has no chat template: conversations are completed as plain text")
         context = context_length(llm, settings)
         conversation = Conversation(llm, context, draft_options(settings), settings["think"])
+        if path is not None:
+            conversation.file(path).check_writable()
         if path is not None and path.exists():
             conversation.load(path)
             streams.notice(f"going on with {path}: {len(conversation.messages)} messages")
@@ -99,6 +117,20 @@ def command(attach: str | None, **flags: Any) -> None:
         finally:
             if path is not None:
                 conversation.save(path)
+
+
+def _asked_of_server(settings: Resolved) -> dict[str, Any]:
+    """Fields of every request that come from settings. Raises GrammarError, OptionError."""
+    fields: dict[str, Any] = {} if settings["think"] is None else {"enable_thinking": settings["think"]}
+    paths = [(name, settings[name]) for name in ("grammar", "schema") if settings[name] is not None]
+    if len(paths) > 1:
+        raise OptionError("--grammar, --schema: a server takes one of the two; leave one out with --attach")
+    for name, path in paths:
+        from coli.grammar.load import GRAMMAR_TAG, SCHEMA_TAG, load_grammar
+
+        loaded = load_grammar(path, GRAMMAR_TAG if name == "grammar" else SCHEMA_TAG)
+        fields["grammar"] = loaded.text  # of a schema, what it means as a grammar
+    return fields
 
 
 class _Chat:
@@ -149,7 +181,7 @@ class _Chat:
             case "/stats":
                 self._stats()
             case "/save" | "/load" if rest:
-                (partner.save if name == "/save" else partner.load)(Path(rest))
+                (partner.save if name == "/save" else partner.load)(Path(os.path.expanduser(rest)))
                 streams.plain(f"{name[1:]}: {rest}, {len(partner.messages)} messages")
             case "/save" | "/load":
                 raise OptionError(f"{name}: expected the name of a file behind it")
@@ -171,7 +203,10 @@ class _Chat:
                 raise
             with contextlib.suppress(AttributeError):
                 pieces.close()  # type: ignore[attr-defined]
-            self._streams.end_text(anything)
+            if sys.stdout.isatty():
+                self._streams.text("\n")  # behind the ^C that the terminal shows
+            else:
+                self._streams.end_text(anything)
             self._streams.plain("(stopped)")
             return
         self._streams.end_text(anything)
@@ -216,4 +251,7 @@ def _lines() -> Iterator[str]:
         except EOFError:
             print()
             return
+        except KeyboardInterrupt:
+            print()  # behind the ^C that the terminal shows
+            raise
         yield line

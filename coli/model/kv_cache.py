@@ -12,7 +12,7 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from coli.errors import ContextLengthError
+from coli.errors import CheckpointError, ContextLengthError
 from coli.kernels.attention import copy_slots, slide
 from coli.kernels.latent import padded
 from coli.model.config import LatentSpec, LayerSpec, ModelSpec
@@ -129,6 +129,11 @@ class KVCache:
     def nbytes(self) -> int:
         return self.keys.nbytes + self.values.nbytes + sum(s.keys.nbytes + s.values.nbytes for s in self.sliding)
 
+    @property
+    def reads_alone(self) -> bool:
+        """Windows move between the STEP rows of a long forward, for one sequence only."""
+        return bool(self.sliding)
+
     def addresses(self) -> tuple[Ints, Ints]:
         """Where the keys and the values of each layer lie, each (L,); for as long as the cache lives."""
         return self._addresses
@@ -228,10 +233,10 @@ class KVCache:
             self.follower.copy_prefix(other.follower, length)
 
     def saved(self, length: int) -> dict[str, NDArray[Any]]:
-        """The first `length` rows as named arrays, for `restore`."""
+        """The first `length` rows as named arrays, for `restore`; those of keys and values are this cache's memory."""
         arrays: dict[str, NDArray[Any]] = {
-            "keys": np.ascontiguousarray(self.keys[:, :, : -(-length // SLOT_BLOCK)]),
-            "values": np.ascontiguousarray(self.values[:, :, :length]),
+            "keys": self.keys[:, :, : -(-length // SLOT_BLOCK)],
+            "values": self.values[:, :, :length],
         }
         if self.original_context:
             arrays["is_long"] = np.array([self.is_long], np.int64)
@@ -241,9 +246,17 @@ class KVCache:
         return arrays
 
     def restore(self, arrays: Mapping[str, NDArray[Any]], length: int) -> None:
-        """Hold what `saved` gave, arrays of the shapes this cache's would have."""
+        """Hold what `saved` gave, arrays of the shapes this cache's would have; they may be its own, filled in.
+
+        Raises CheckpointError where a window does not lie around the newest row.
+        """
         for name, mine in self.saved(length).items():
             assert arrays[name].shape == mine.shape
+        for rows in self.sliding:
+            base = int(arrays[f"base.{rows.window}"][0])
+            first = max(0, length - rows.window + 1)
+            if base % SLOT_BLOCK or not max(0, length - rows.capacity) <= base <= first:
+                raise CheckpointError(f"base.{rows.window}: expected a block's beginning up to {first}, found {base}")
         self.keys[:, :, : -(-length // SLOT_BLOCK)] = arrays["keys"]
         self.values[:, :, :length] = arrays["values"]
         self.is_long = bool(self.original_context and arrays["is_long"][0])
@@ -292,7 +305,7 @@ class LatentCache(KVCache):
         self._kept(start, rows)
 
     def saved(self, length: int) -> dict[str, NDArray[Any]]:
-        return {name: np.ascontiguousarray(getattr(self, name)[:, :length]) for name in ("keys", "values")}
+        return {name: getattr(self, name)[:, :length] for name in ("keys", "values")}
 
     def restore(self, arrays: Mapping[str, NDArray[Any]], length: int) -> None:
         self.keys[:, :length], self.values[:, :length] = arrays["keys"], arrays["values"]

@@ -25,7 +25,7 @@ DTYPE_BITS: Mapping[str, int] = {
     "I16": 16, "U16": 16, "F16": 16, "BF16": 16, "I32": 32, "U32": 32, "F32": 32, "C64": 64, "F64": 64, "I64": 64,
     "U64": 64, "F4": 4, "F6_E2M3": 6, "F6_E3M2": 6,
 }  # fmt: skip
-_DOWNLOAD_AGAIN = "download the file again"
+DOWNLOAD_AGAIN = "download the file again"
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,12 +45,13 @@ class TensorInfo:
 
 @dataclass(frozen=True, slots=True)
 class SafetensorsHeader:
-    """A checked header. `data_start` is the absolute offset of the first data byte."""
+    """A checked header. `data_start` is the absolute offset of the first data byte; `metadata`: texts by name."""
 
     path: Path
     tensors: Mapping[str, TensorInfo]
     data_start: int
     file_bytes: int
+    metadata: Mapping[str, str]
 
 
 def read_header(path: Path, file_bytes: int | None = None) -> SafetensorsHeader:
@@ -66,7 +67,7 @@ def read_header(path: Path, file_bytes: int | None = None) -> SafetensorsHeader:
             header_bytes = header_length(prefix, path)
             if 8 + header_bytes > there:
                 raise CheckpointError(
-                    f"{path}: header cut short: expected {8 + header_bytes} bytes, found {there}: {_DOWNLOAD_AGAIN}"
+                    f"{path}: header cut short: expected {8 + header_bytes} bytes, found {there}: {DOWNLOAD_AGAIN}"
                 )
             file.seek(8)
             text = file.read(header_bytes)
@@ -77,13 +78,16 @@ def read_header(path: Path, file_bytes: int | None = None) -> SafetensorsHeader:
     data_start = 8 + header_bytes
     tensors = {name: _tensor(path, name, entry, data_start) for name, entry in header.items() if name != "__metadata__"}
     _check_coverage(path, tensors, data_start, file_bytes)
-    return SafetensorsHeader(path, tensors, data_start, file_bytes)
+    noted = header.get("__metadata__", {})
+    noted = noted if isinstance(noted, dict) else {}
+    metadata = {name: text for name, text in noted.items() if isinstance(text, str)}
+    return SafetensorsHeader(path, tensors, data_start, file_bytes, metadata)
 
 
 def header_length(prefix: bytes, path: Path) -> int:
     """Bytes of the header behind the 8 bytes `prefix` that begin the file `path`."""
     if len(prefix) < 8:
-        raise CheckpointError(f"{path}: {len(prefix)} bytes, too short for a safetensors file: {_DOWNLOAD_AGAIN}")
+        raise CheckpointError(f"{path}: {len(prefix)} bytes, too short for a safetensors file: {DOWNLOAD_AGAIN}")
     (header_bytes,) = struct.unpack("<Q", prefix[:8])
     if header_bytes > MAX_HEADER_BYTES:
         raise CheckpointError(
@@ -122,7 +126,7 @@ def _tensor(path: Path, name: str, entry: object, data_start: int) -> TensorInfo
 
 
 def _damaged(where: str, fault: str) -> CheckpointError:
-    return CheckpointError(f"{where}: {fault}: {_DOWNLOAD_AGAIN}")
+    return CheckpointError(f"{where}: {fault}: {DOWNLOAD_AGAIN}")
 
 
 def _is_size_list(value: Any) -> bool:
@@ -141,7 +145,7 @@ def _check_coverage(path: Path, tensors: Mapping[str, TensorInfo], data_start: i
         cut = next(tensor for tensor in tensors.values() if tensor.end > file_bytes)
         raise CheckpointError(
             f"{path}: cut short: expected {end} bytes, found {file_bytes}, {end - file_bytes} missing"
-            f" (tensor {cut.name} is not complete): {_DOWNLOAD_AGAIN}"
+            f" (tensor {cut.name} is not complete): {DOWNLOAD_AGAIN}"
         )
     if end < file_bytes:
         raise _damaged(str(path), f"{file_bytes - end} bytes after the last tensor, expected {end} in all")

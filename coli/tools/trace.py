@@ -13,8 +13,10 @@ from safetensors.numpy import save
 from coli.errors import CheckpointError
 from coli.store.container import Container
 from coli.store.policy import PoolSize, ResidencyPolicy
+from coli.store.safetensors_file import DOWNLOAD_AGAIN, read_header
 
 _FORMAT = "coli-trace 1"
+_EXPECTED = "name a file that `coli trace` wrote"
 _DECODE, _PREFILL, _SETTLE = 0, 1, 2
 
 
@@ -120,19 +122,26 @@ class Trace:
     def read(path: Path) -> "Trace":
         """Raises CheckpointError for a file that is no trace, or a damaged one."""
         try:
+            metadata = read_header(path).metadata
+        except CheckpointError as error:
+            reason = str(error).removeprefix(f"{path}: ").removesuffix(f": {DOWNLOAD_AGAIN}")
+            raise CheckpointError(f"{path}: cannot be read as a trace ({reason}); {_EXPECTED}") from None
+        if metadata.get("format") != _FORMAT:
+            found = metadata.get("format", "another kind of file")[:40]
+            raise CheckpointError(f"{path}: expected a trace ({_FORMAT}), found {found}; {_EXPECTED}")
+        try:
+            model, run = json.loads(metadata["model"]), json.loads(metadata["run"])
             with safe_open(path, "numpy") as file:
-                metadata = file.metadata() or {}
-                if metadata.get("format") != _FORMAT:
-                    raise CheckpointError(f"{path}: expected a trace ({_FORMAT}), found {metadata.get('format')!r}")
-                model, run = json.loads(metadata["model"]), json.loads(metadata["run"])
                 events, numbers = file.get_tensor("events"), file.get_tensor("numbers")
             model["record_bytes"] = {int(i): size for i, size in model["record_bytes"].items()}
             setup = Setup(
                 tuple(run["pool_of_layer"]), tuple(PoolSize(*size) for size in run["pools"]), tuple(run["pinned"])
             )
             trace = Trace(TracedModel(**model), setup, HitCounts(**run["counts"]), events, numbers)
-        except (OSError, SafetensorError, ValueError, KeyError, TypeError) as error:
-            raise CheckpointError(f"{path}: cannot be read as a trace: {type(error).__name__}: {error}") from None
+        except (OSError, SafetensorError, ValueError, KeyError, TypeError, AttributeError):
+            raise CheckpointError(
+                f"{path}: damaged trace: not all of it is what a trace holds; record it again"
+            ) from None
         trace._check(path)
         return trace
 

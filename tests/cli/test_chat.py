@@ -77,6 +77,69 @@ def test_session_of_another_model_or_a_damaged_one_is_refused(coli, tmp_path):
     assert str(kept) in damaged.err
 
 
+def test_what_cannot_be_kept_is_said_in_our_words(coli, tmp_path):
+    """A name that cannot be written: of --session before anything else, of /save without the temporary's name."""
+    missing = tmp_path / "none" / "talk"
+    done = talk(coli, FIRST, args=("--session", missing, "--quiet"), status=2)
+    assert (done.out, done.err.count("\n")) == ("", 1)
+    assert f"{missing}: no session can be kept there: No such file or directory" in done.err
+    assert "no regular file" in talk(coli, FIRST, args=("--session", tmp_path), status=2).err
+    done = talk(coli, FIRST, f"/save {missing}", status=1)
+    line = next(line for line in done.err.splitlines() if "talk" in line)
+    assert line == f"coli: {missing}: the session is not written: No such file or directory"
+
+
+def test_another_kv_type_is_refused_with_what_to_give(coli, tmp_path):
+    kept = tmp_path / "talk.session"
+    talk(coli, "hello", args=("--session", kept, "--kv", "f16"))
+    done = talk(coli, "hello", args=("--session", kept, "--kv", "f32", "--quiet"), status=2)
+    assert "its keys and values are f16, here they would be f32: give --kv f16" in done.err
+    assert (done.out, done.err.count("\n")) == ("", 1)
+
+
+@pytest.mark.parametrize("note", ["", "[]", '{"messages": 5}', '{"messages": [{"role": "user"}], "system": null}'])
+def test_a_file_without_a_conversation_is_refused(coli, tmp_path, note):
+    from coli.conversation import Conversation
+    from coli.llm import LLM
+    from coli.options import DraftOptions, EngineOptions
+
+    kept = tmp_path / "talk.session"
+    with LLM.open(DEMO_MODEL, EngineOptions(usage_save=False), print) as llm:
+        conversation = Conversation(llm, 512, DraftOptions())
+        conversation.file(kept).save([llm.new_session(512)], note)
+    done = talk(coli, "hello", f"/load {kept}", status=1)
+    assert "expected the messages of a conversation" in done.err
+
+
+def test_help_tells_the_defaults_of_a_conversation(coli):
+    for command in ("chat", "serve"):
+        told = " ".join(coli(command, "--help").out.split())
+        assert "default: 4096, at most the model's" in told
+        assert "default: the model's own, else 0.7]" in told
+        assert "default: the model's own, else 0.95; 1 with --temp]" in told
+        assert "KVSAVE" in told
+
+
+def test_a_model_that_suggests_sampling_without_a_temperature_is_sampled(tmp_path):
+    from coli.cli.conversing import sampling_defaults
+    from coli.llm import LLM
+    from coli.options import EngineOptions, resolve
+
+    folder = tmp_path / "demo"
+    shutil.copytree(DEMO_MODEL, folder)
+    cases = (
+        ('{"do_sample": true, "top_k": 20}', (1.0, 20, 1.0)),
+        ('{"top_k": 20}', (0.7, 20, 0.95)),
+        ('{"do_sample": false, "top_k": 20}', (0.0, 0, 1.0)),
+        ("{}", (0.7, 0, 0.95)),
+    )
+    for text, wanted in cases:
+        (folder / "generation_config.json").write_text(text)
+        with LLM.open(folder, EngineOptions(usage_save=False), print) as llm:
+            found = sampling_defaults(llm, resolve({}, {})).sampler
+        assert (found.temperature, found.top_k, found.top_p) == wanted
+
+
 def test_commands_change_what_follows_and_errors_keep_the_conversation(coli):
     lines = "/set temp 0", FIRST, "/retry", "/set top_p 7", "/nonsense", "/reset", FIRST, "/set ngen 3", "/set"
     done = talk(coli, *lines, status=1)
@@ -185,7 +248,7 @@ def test_ctrl_c_stops_the_answer_and_the_second_at_the_prompt_leaves():
         screen.wait_for(b"hello\r\n")
         screen.wait_for(b" ")  # of the answer
         process.send_signal(signal.SIGINT)
-        screen.wait_for(b"(stopped)")
+        screen.wait_for(b"\r\n(stopped)")
         screen.wait_for(b"> ")
         os.write(ours, b"/set ngen 2\n")
         screen.wait_for(b"ngen = 2")

@@ -3,8 +3,10 @@
 import json
 from pathlib import Path
 
+import numpy as np
 import pytest
 from containers import container
+from safetensors.numpy import save_file
 
 PROMPT = "order 4102 by Anna Keller over 49.90 is paid, high priority."
 
@@ -91,6 +93,26 @@ def test_what_is_no_trace_is_one_line_and_status_1(coli, tmp_path, content):
     assert done.status == 1
     assert str(path) in done.err
     assert done.err.count("\n") == 1
+
+
+def test_files_of_other_kinds_are_named(coli, tmp_path):
+    """A conversation's rows, weights, and a trace whose facts are none: one line each, in our words."""
+    path = tmp_path / "x"
+    rows = {"0.keys": np.zeros((2, 3), np.uint16), "events": np.zeros((1, 3), np.int32)}
+    facts = {"format": "coli-trace 1", "model": "[]", "run": '{"pools": 5}'}
+    damaged = "damaged trace: not all of it is what a trace holds; record it again"
+    for metadata, words in (
+        ({"format": "coli session 2"}, "expected a trace (coli-trace 1), found coli session 2; name a file"),
+        (None, "found another kind of file; name a file that `coli trace` wrote"),
+        (facts, damaged),
+        (facts | {"model": '{"record_bytes": 5}'}, damaged),
+        ({"format": "coli-trace 1"}, damaged),
+    ):
+        save_file(rows, path, metadata)
+        done = coli("replay", path)
+        assert (done.status, done.out, done.err.count("\n")) == (1, "", 1)
+        assert words in done.err
+        assert "Error" not in done.err
 
 
 def test_a_cut_trace_is_refused(coli, trace):

@@ -1,12 +1,18 @@
+import json
+import subprocess
+import sys
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from socket import SHUT_WR, create_server
 
 import pytest
+from server.processes import ENVIRONMENT
+from server.test_openai_client import ORDER, SCHEMA
 
+from coli.cli.chat import _asked_of_server
 from coli.errors import OptionError
-from coli.options import GenerateOptions, SamplerOptions
+from coli.options import GenerateOptions, SamplerOptions, resolve
 from coli.remote import RemoteConversation, RemoteError
 
 OPTIONS = GenerateOptions(max_tokens=12, sampler=SamplerOptions(temperature=0.9, seed=4))
@@ -79,6 +85,25 @@ def test_an_answer_that_is_none_or_breaks_off_is_an_error_and_not_remembered(dat
 def test_an_address_of_no_server_is_refused(url: str):
     with pytest.raises(OptionError, match="--attach"):
         RemoteConversation(url, None, ())
+
+
+def test_thinking_and_grammars_are_sent_along_and_what_is_the_servers_own_is_said(server, tmp_path):
+    grammar, schema = tmp_path / "g.gbnf", tmp_path / "s.json"
+    grammar.write_text('root ::= "yes" | "no"')
+    schema.write_text(json.dumps(SCHEMA))
+    wanted = {"enable_thinking": False, "grammar": grammar.read_text()}
+    assert _asked_of_server(resolve({"think": False, "grammar": str(grammar)}, {})) == wanted
+    assert _asked_of_server(resolve({}, {"SCHEMA": str(schema)})).keys() == {"grammar"}
+    assert _asked_of_server(resolve({}, {})) == {}
+    with pytest.raises(OptionError, match="one of the two"):
+        _asked_of_server(resolve({"grammar": str(grammar), "schema": str(schema)}, {}))
+    before = server.worker.draft_counters().get("grammar", {"proposed": 0})["proposed"]
+    flags = ("--schema", schema, "--no-think", "--ctx", "100", "--temp", "0", "--ngen", "20")
+    command = [sys.executable, "-m", "coli", "chat", "--attach", f"{server.url}/v1", *flags]
+    done = subprocess.run(command, input=f"{ORDER[0]['content']}\n", capture_output=True, text=True, env=ENVIRONMENT)
+    assert done.returncode == 0, done.stderr
+    assert done.stderr == "coli: --ctx: the server has its own; no effect with --attach\n"
+    assert server.worker.draft_counters()["grammar"]["proposed"] > before
 
 
 def test_what_nobody_gave_is_left_to_the_server():
