@@ -7,21 +7,21 @@ from typing import Any
 
 import click
 
-from coli.cli.conversing import context_length, sampling_defaults
+from coli.cli.conversing import DEFAULTS, context_length, sampling_defaults
 from coli.cli.flags import GENERATE, settings_options
 from coli.cli.model_path import model_path
 from coli.cli.streams import Streams
 from coli.errors import OptionError
 from coli.options import BY_NAME, draft_options, engine_options, resolve
 
-SERVER = ("host", "port", "api_key", "slots", "queue")
+SERVER = ("host", "port", "api_key", "slots", "queue", "session")
 _UNUSED = ("prompt", "prompt_ids", "raw", "system", "json", "tokens")  # of one answer: requests say these
 SETTINGS = (*(name for name in GENERATE if name not in _UNUSED), *SERVER)
 NEEDED = ("starlette", "uvicorn", "pydantic", "prometheus_client")
 
 
 @click.command("serve")
-@settings_options(*SETTINGS)
+@settings_options(*SETTINGS, defaults=DEFAULTS)
 @click.option("graph_path", "--graph-path", hidden=True, help="Same as --graph.")
 @click.option("model_name", "--model-name", hidden=True, help="Same as --model.")
 @click.option("k", "--k", hidden=True, help="Same as --graph-k.")
@@ -38,6 +38,8 @@ def command(graph_path: str | None, model_name: str | None, k: str | None, **fla
     settings = resolve(flags, names=SETTINGS)
     if settings["accept"] != "match":
         raise OptionError("--accept: a server's answers do not depend on its drafts; leave it out (COLI_ACCEPT too)")
+    if settings["api_key"] == "":
+        raise OptionError("--api-key: expected a key, found nothing; leave it out to serve without one")
     streams = Streams(settings["quiet"], settings["verbose"], settings["color"])
     for notice in settings.notices:
         streams.notice(notice)
@@ -74,4 +76,5 @@ def command(graph_path: str | None, model_name: str | None, k: str | None, **fla
             port=settings["port"],
             notice=streams.notice,
             probe=disk_speed,
+            session=settings["session"],
         )

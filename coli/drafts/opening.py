@@ -150,6 +150,8 @@ class SourceLibrary:
             self._corpus(settings.corpus, settings.corpus_k)
         if settings.enabled and settings.graph is not None:
             self._graph(settings.graph)
+        if settings.enabled and (settings.grammar is not None or settings.schema is not None):
+            self._grammar_source(settings)
 
     @property
     def mapped_bytes(self) -> int:

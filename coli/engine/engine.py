@@ -75,7 +75,7 @@ class Engine:
 
     def __init__(self, model: Model, prefill_chunk: int) -> None:
         self._model = model
-        self._prefill_chunk = prefill_chunk
+        self.prefill_chunk = prefill_chunk  # rows of a prompt that one forward takes
 
     def prefill(self, session: Session, prompt_ids: Sequence[int], stats: RunStats) -> NDArray[np.float32]:
         """Commit `prompt_ids` and bring their rows into the cache; returns the logits (V,) behind the last one.
@@ -92,23 +92,17 @@ class Engine:
 
         A caller that leaves early rewinds the session to the rows its cache holds.
         """
-        session.token_ids.extend(prompt_ids)
-        session.cache.expect(len(session.token_ids))
-        start = min(session.cache.length, len(session.token_ids) - 1)
-        session.cache.rewind(start)
-        start = session.cache.length  # 0 where windows do not reach back that far
-        ids = np.array(session.token_ids[start:], np.int64)
-        logits = np.empty((0, 0), np.float32)
-        for at in range(0, len(ids), self._prefill_chunk):
+        begin_prompt(session, prompt_ids)
+        while session.pending:
             began = time.perf_counter()
-            chunk = ids[at : at + self._prefill_chunk]
-            last = at + len(chunk) == len(ids)
-            rows = np.array([len(chunk) - 1] if last else [], np.int64)
-            positions = np.arange(start + at, start + at + len(chunk), dtype=np.int64)
+            chunk = next_chunk(session, self.prefill_chunk)
+            last = len(chunk.token_ids) == session.pending
             with session.undone_on_error():
-                logits = self._model.forward(session.cache, chunk, positions, None, rows, prefill=True)
+                logits = self._model.forward(
+                    chunk.cache, chunk.token_ids, chunk.positions, None, chunk.wanted(last), prefill=True
+                )
             stats.prefill_s += time.perf_counter() - began
-            stats.prefill_tokens += len(chunk)
+            stats.prefill_tokens += len(chunk.token_ids)
             yield logits[0] if last else np.empty(0, np.float32)
 
     def generate(
@@ -216,6 +210,34 @@ class Engine:
             where = "the final norm or output matrix" if layer_idx is None else f"layer {layer_idx}"
             where = "the embedding" if layer_idx == -1 else where
             raise NumericError(f"{error}; the first that is not finite is {where}") from None
+
+
+@dataclass(frozen=True, slots=True)
+class Chunk:
+    """The rows of one sequence's next prefill forward: a chain (S,)."""
+
+    cache: Any
+    token_ids: NDArray[np.int64]
+    positions: NDArray[np.int64]
+    parents: None = None
+
+    def wanted(self, last: bool, at: int = 0) -> NDArray[np.int64]:
+        """The row whose logits are needed, if the prompt ends with it; `at`: rows before the chunk's."""
+        return np.array([at + len(self.token_ids) - 1] if last else [], np.int64)
+
+
+def begin_prompt(session: Session, prompt_ids: Sequence[int]) -> None:
+    """Commit `prompt_ids`, whose rows come next; the last id's always do."""
+    session.token_ids.extend(prompt_ids)
+    session.cache.expect(len(session.token_ids))
+    session.cache.rewind(min(session.cache.length, len(session.token_ids) - 1))
+
+
+def next_chunk(session: Session, most: int) -> Chunk:
+    """Up to `most` of the ids whose rows the cache does not hold yet."""
+    start = session.cache.length  # 0 where windows do not reach back as far as the session went on from
+    ids = np.array(session.token_ids[start : start + most], np.int64)
+    return Chunk(session.cache, ids, np.arange(start, start + len(ids), dtype=np.int64))
 
 
 @dataclass(frozen=True, slots=True)

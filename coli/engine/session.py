@@ -18,6 +18,14 @@ class Cache(Protocol):
     length: int
     capacity: int
 
+    @property
+    def nbytes(self) -> int: ...
+
+    @property
+    def reads_alone(self) -> bool:
+        """Whether a forward of many rows may hold those of this cache only."""
+        ...
+
     def expect(self, prompt_length: int) -> None: ...
 
     def rewind(self, length: int) -> None: ...

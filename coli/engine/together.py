@@ -1,17 +1,29 @@
 """Several responses side by side: their verify forwards are one batch union, each keeps the bytes it has alone.
 
-A `Running` is one response stepped by hand: prefill chunk by chunk, then steps shared with others. Sees ids and logits
-only. Called from the thread that calls the model.
+A `Running` is one response stepped by hand: its prompt chunk by chunk, then its answer, both in forwards shared with
+others. Sees ids and logits only. Called from the thread that calls the model.
 """
 
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 
 import numpy as np
+from numpy.typing import NDArray
 
-from coli.engine.engine import MAX_ROWS, Committer, Drafter, Engine, Limits, SharedForward, Step, plan_step
+from coli.engine.engine import (
+    MAX_ROWS,
+    Committer,
+    Drafter,
+    Engine,
+    Limits,
+    SharedForward,
+    Step,
+    begin_prompt,
+    next_chunk,
+    plan_step,
+)
 from coli.engine.sampling import Sampler
 from coli.engine.session import Model, Session
 from coli.engine.stats import RunStats
@@ -28,7 +40,7 @@ class Origin:
 
 
 class Running:
-    """One response on its session; `prefill` to its end first, then `step_together` until `ended`.
+    """One response on its session; `read_together` while `reading`, then `step_together` until `ended`.
 
     `origins`: of the ids committed so far, in their order.
     """
@@ -45,32 +57,31 @@ class Running:
     ) -> None:
         self.session, self.limits, self.sampler, self.drafter, self.stats = session, limits, sampler, drafter, stats
         self.error: NumericError | None = None
-        self._engine, self._prompt_ids = engine, tuple(prompt_ids)
+        self._engine = engine
         self.commit = Committer(session, limits, sampler, stats)
         self.origins: list[Origin] = []
+        self._began = time.perf_counter()
+        stats.prompt_tokens = len(session.token_ids) + len(prompt_ids)
+        drafter.begin([*session.token_ids, *prompt_ids])
+        sampler.begin(session.token_ids, prompt_ids)
+        begin_prompt(session, prompt_ids)
+        self.reading = True
 
     @property
     def ended(self) -> bool:
         return self.commit.ended or self.error is not None
 
-    def prefill(self) -> Iterator[None]:
-        """Compute the prompt, one chunk at each step of the iteration; the first id is committed with the last."""
-        session, stats = self.session, self.stats
-        began = time.perf_counter()
-        stats.prompt_tokens = len(session.token_ids) + len(self._prompt_ids)
-        self.drafter.begin([*session.token_ids, *self._prompt_ids])
-        self.sampler.begin(session.token_ids, self._prompt_ids)
-        logits = np.empty(0, np.float32)
-        for logits in self._engine.prefill_chunks(session, self._prompt_ids, stats):
-            if not len(logits):
-                yield
+    def read(self, logits: NDArray[np.float32]) -> None:
+        """The prompt has been computed: commit the first id of the answer by the logits (V,) behind it."""
+        stats, session = self.stats, self.session
+        self.reading = False
         if self.limits.max_tokens <= 0:
             stats.finish_reason = "length"
             self.commit.ended = True
             return
         self.commit(self._engine.sample(self.sampler, logits, len(session.token_ids)))
         self.origins += [Origin()] * stats.generated_tokens
-        stats.ttft_s = time.perf_counter() - began
+        stats.ttft_s = time.perf_counter() - self._began
 
     def committed(self, step: Step, verdict: Verdict) -> None:
         """Note where the ids of one step come from."""
@@ -84,6 +95,57 @@ class Running:
         emitted = self.commit.take()
         self.drafter.commit(emitted)
         return emitted
+
+
+def read_together(model: Model, engine: Engine, reading: Sequence[Running]) -> None:
+    """One forward over the next rows of several prompts; who has read all of its own has a first id, or `error` set.
+
+    The first of them always reads, so that no prompt waits for ever behind shorter ones. Raises what a forward raises
+    beside NumericError, with every session as it was.
+    """
+    alone = any(each.session.cache.reads_alone for each in reading)
+    shares = _shares(engine.prefill_chunk, [each.session.pending for each in (reading[:1] if alone else reading)])
+    some = [(each, next_chunk(each.session, share)) for each, share in zip(reading, shares, strict=False) if share]
+    began, total = time.perf_counter(), sum(shares)
+    at, wanted = 0, [np.empty(0, np.int64)]
+    for each, chunk in some:
+        wanted.append(chunk.wanted(len(chunk.token_ids) == each.session.pending, at))
+        at += len(chunk.token_ids)
+    try:
+        with ExitStack() as undone:
+            for each, _ in some:
+                undone.enter_context(each.session.undone_on_error())
+            logits = model.forward_many([chunk for _, chunk in some], np.concatenate(wanted), prefill=True)
+    except NumericError as error:
+        if len(some) == 1:
+            some[0][0].error = error
+            return
+        for each, _ in some:  # one of them is to blame: the others go on
+            read_together(model, engine, [each])
+        return
+    seconds, row = time.perf_counter() - began, 0
+    for each, chunk in some:
+        each.stats.prefill_s += seconds * len(chunk.token_ids) / total
+        each.stats.prefill_tokens += len(chunk.token_ids)
+        if each.session.pending:
+            continue
+        try:
+            each.read(logits[row])
+        except NumericError as error:
+            each.error = error
+        row += 1
+
+
+def _shares(most: int, left: Sequence[int]) -> list[int]:
+    """How many of `most` rows each prompt reads: half of them are the first one's, if it needs so many; the others
+    have theirs in the order of what they still need."""
+    first, *others = left
+    shares = [min(first, max(most - sum(others), most // 2))] + [0] * len(others)
+    room = most - shares[0]
+    for at in sorted(range(1, len(left)), key=left.__getitem__):
+        shares[at] = min(left[at], room)
+        room -= shares[at]
+    return shares
 
 
 def step_together(model: Model, engine: Engine, running: Sequence[Running]) -> None:

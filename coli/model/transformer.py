@@ -143,12 +143,14 @@ class Transformer:
     def forward_many(self, groups: Sequence[RowGroup], logit_rows: Ints, *, prefill: bool) -> NDArray[np.float32]:
         """The rows of several sequences side by side in one batch union: every row gets the bits it gets alone.
 
-        Each group has a cache of its own, all of one capacity and type; together at most MAX_TREE_ROWS rows, or one
-        group. logit_rows counts through the groups in order. Returns and keeps what `forward` does.
+        Each group has a cache of its own, all of one capacity and type; more than MAX_TREE_ROWS rows together only of
+        chains without windows, or of one group. logit_rows counts through the groups in order. Returns and keeps what
+        `forward` does.
         """
         S = sum(len(group.token_ids) for group in groups)
         first = groups[0].cache
-        assert len(groups) == 1 or S <= MAX_TREE_ROWS
+        chains = all(group.parents is None and not group.cache.reads_alone for group in groups)
+        assert len(groups) == 1 or S <= MAX_TREE_ROWS or chains
         assert all((g.cache.capacity, g.cache.is_f16) == (first.capacity, first.is_f16) for g in groups)
         program = self._program(S, first)
         program.flags[:] = 0

@@ -24,7 +24,7 @@ from starlette.routing import Route
 
 from coli import __version__
 from coli.builtin import GRAMMARS
-from coli.errors import ContextLengthError
+from coli.errors import OptionError
 from coli.grammar.load import LoadedGrammar
 from coli.llm import LLM
 from coli.options import GenerateOptions
@@ -137,6 +137,8 @@ class Api:
                 "vocab_size": spec.vocab_size,
                 "total_slots": self._worker.num_slots,
                 "fingerprint": self._llm.container.fingerprint,
+                "session": None if (path := self._worker.slots.path) is None else str(path),
+                "session_restored_tokens": self._worker.slots.restored_tokens,
                 "chat_template": None if template is None else template.source,
                 "default_generation_settings": {
                     "max_tokens": self._defaults.max_tokens,
@@ -169,7 +171,7 @@ class Api:
 
     async def detokenize(self, request: Request) -> Response:
         body = await self._read(request, DetokenizeRequest)
-        self._llm.check_ids(body.tokens)
+        self._check_ids(body.tokens, "tokens")
         return JSONResponse({"content": self._llm.tokenizer.decode(body.tokens)})
 
     async def generate(self, request: Request) -> Response:
@@ -178,7 +180,7 @@ class Api:
         given = {name: getattr(body, name) for name in names if getattr(body, name) is not None}
         options = replace(self._defaults, max_tokens=body.max_tokens, sampler=replace(self._defaults.sampler, **given))
         ids = await run_in_threadpool(self._llm.prompt_ids, body.prompt)
-        text, _, done = await self._whole(request, *self._submit(ids, options))
+        text, _, done = await self._whole(request, *self._submit(ids, "prompt", options))
         judged = sum(counts["judged"] for counts in done.drafts.values())
         accepted = sum(counts["accepted"] for counts in done.drafts.values())
         return JSONResponse(
@@ -205,7 +207,7 @@ class Api:
             lambda: (self._grammar(body), conversation_ids(self._llm, body, tools, think))
         )
         names = {tool["function"]["name"] for tool in tools or []}
-        job, events = self._submit(ids, options, grammar, logprobs)
+        job, events = self._submit(ids, "messages", options, grammar, logprobs)
         answer_id = f"chatcmpl-{secrets.token_hex(12)}"
         if body.stream:
             with_usage = body.stream_options is not None and body.stream_options.include_usage
@@ -228,7 +230,7 @@ class Api:
             return self._grammar(body), ids
 
         grammar, ids = await run_in_threadpool(prepared)
-        job, events = self._submit(ids, options, grammar, body.logprobs)
+        job, events = self._submit(ids, "prompt", options, grammar, body.logprobs)
         answer_id = f"cmpl-{secrets.token_hex(12)}"
         if body.stream:
             with_usage = body.stream_options is not None and body.stream_options.include_usage
@@ -259,18 +261,27 @@ class Api:
             field, message, code = fault(error)
             raise HttpError(400, message, field, code) from None
 
+    def _check_ids(self, ids: Sequence[int], field: str) -> None:
+        try:
+            self._llm.check_ids(ids)
+        except OptionError as error:
+            raise HttpError(400, f"{field}: {error}", field) from None
+
     def _submit(
         self,
         ids: Sequence[int],
+        field: str,
         options: GenerateOptions,
         grammar: LoadedGrammar | None = None,
         logprobs: int | None = None,
     ) -> tuple[Job, asyncio.Queue[Event]]:
-        self._llm.check_ids(ids)
+        """Queue a job; `field` of the request is where its ids come from."""
+        self._check_ids(ids, field)
         if not ids:
-            raise ContextLengthError("the prompt has no tokens; give some text")
+            raise HttpError(400, f"{field}: the prompt has no tokens; give some text", field)
         if len(ids) >= self._worker.context:
-            raise ContextLengthError(f"the prompt has {len(ids)} tokens, the context is {self._worker.context}")
+            message = f"{field}: the prompt has {len(ids)} tokens, the context is {self._worker.context}"
+            raise HttpError(400, message, field, "context_length_exceeded")
         loop, events = asyncio.get_running_loop(), asyncio.Queue[Event]()
 
         def deliver(event: Event) -> None:

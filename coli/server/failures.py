@@ -21,8 +21,8 @@ def http_error(error: Exception) -> HttpError:
         case RefusedFieldError():
             return HttpError(400, f"{error.field}: {error}", error.field)
         case ContextLengthError():
-            return HttpError(400, str(error), "messages", "context_length_exceeded")
-        case GrammarError():
+            return HttpError(400, str(error), code="context_length_exceeded")
+        case GrammarError():  # of a text that was read: it names tokens the model does not have
             return HttpError(400, str(error), "grammar")
         case ChatTemplateError():
             return HttpError(400, str(error), "messages")

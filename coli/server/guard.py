@@ -48,7 +48,7 @@ def is_loopback(host: str) -> bool:
     try:
         return ipaddress.ip_address(host.strip("[]")).is_loopback
     except ValueError:
-        return host == "localhost"
+        return host.lower().removesuffix(".") == "localhost"
 
 
 def _hostname(origin: str) -> str:
@@ -60,7 +60,9 @@ def _hostname(origin: str) -> str:
 
 class Guard:
     """ASGI middleware. On a loopback address only loopback names and pages are served: a web page from elsewhere can
-    reach it neither by a name of its own nor by ours."""
+    reach it neither by a name of its own nor by ours. A connection whose body was not read to its end is closed behind
+    the answer: the rest would be read, for ever if need be, to find the next request.
+    """
 
     def __init__(self, app: App, *, api_key: str | None, host: str, open_paths: Collection[str] = ()) -> None:
         """open_paths: served without the key, beside OPEN_PATHS."""
@@ -69,8 +71,10 @@ class Guard:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "http":
+            request = Request(scope)
+            receive, send = _closing_when_unread(request, receive, send)
             try:
-                self._check(Request(scope))
+                self._check(request)
             except HttpError as error:
                 await error.response()(scope, receive, send)
                 return
@@ -90,8 +94,27 @@ class Guard:
         if self._api_key is None or request.url.path in self._open:
             return
         scheme, _, given = request.headers.get("authorization", "").partition(" ")
-        if scheme.lower() != "bearer" or not hmac.compare_digest(given.strip().encode(), self._api_key.encode()):
+        if scheme.lower() != "bearer" or not hmac.compare_digest(
+            given.strip().encode("latin-1"), self._api_key.encode()
+        ):
             raise HttpError(401, "expected the header Authorization: Bearer KEY with this server's key")
+
+
+def _closing_when_unread(request: Request, receive: Receive, send: Send) -> tuple[Receive, Send]:
+    unread = request.headers.get("content-length", "0") != "0" or "transfer-encoding" in request.headers
+
+    async def received() -> MutableMapping[str, Any]:
+        nonlocal unread
+        message = await receive()
+        unread = unread and bool(message.get("more_body", False))
+        return message
+
+    async def sent(message: MutableMapping[str, Any]) -> None:
+        if unread and message["type"] == "http.response.start":
+            message = {**message, "headers": [*message.get("headers", ()), (b"connection", b"close")]}
+        await send(message)
+
+    return received, sent
 
 
 async def read_body(request: Request, limit: int, seconds: float) -> bytes:

@@ -10,7 +10,7 @@ from pydantic import ValidationError
 from coli.llm import LLM
 from coli.server import bodies
 from coli.server.logprobs import TokenLogprob
-from coli.server.requests import ChatRequest, RefusedFieldError
+from coli.server.requests import UNIONS, ChatRequest, RefusedFieldError
 from coli.server.tool_calls import parse_calls
 from coli.server.worker import Done
 from coli.text.prompt import chat_ids, plain_ids
@@ -67,8 +67,26 @@ def completion_choice(
 
 def fault(error: ValidationError) -> tuple[str | None, str, str | None]:
     """Field, message and code of the first thing wrong with a body."""
-    first = error.errors(include_url=False, include_input=False)[0]
-    field = ".".join(str(part) for part in first["loc"]) or None
-    if first["type"] == "extra_forbidden":
+    found = error.errors(include_url=False, include_input=False)
+    top = field_path(found[0]["loc"])
+    # of a union each branch complains: the one that got furthest is what was meant
+    paths = {at: path for at, each in enumerate(found) if (path := field_path(each["loc"])).startswith(top)}
+    deepest = max(paths, key=lambda at: (len(found[at]["loc"]), -at))
+    field = paths[deepest] or None
+    if found[deepest]["type"] == "extra_forbidden":
         return field, f"{field}: unknown field", "unknown_field"
-    return field, f"{field or 'body'}: {first['msg']}", None
+    same = [found[at]["msg"] for at, path in paths.items() if path == paths[deepest]]
+    said = " or ".join(dict.fromkeys(message.removeprefix("Value error, ") for message in same))
+    return field, f"{field or 'body'}: {said}", None
+
+
+def field_path(places: Sequence[str | int]) -> str:
+    """A field's path as clients know it, `messages[0].content`: without the names of the types a union tried."""
+    path, before = "", ""
+    for place in places:
+        if isinstance(place, int):
+            path += f"[{place}]"
+        elif before not in UNIONS:
+            path += f".{place}" if path else place
+        before = str(place)
+    return path

@@ -11,6 +11,7 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator
 
+from coli.errors import GrammarError
 from coli.grammar.load import GRAMMAR_TAG, SCHEMA_TAG, LoadedGrammar, read_grammar
 from coli.options import GenerateOptions, SamplerOptions
 
@@ -18,6 +19,7 @@ MAX_MESSAGES = 4096
 MAX_TEXT = 4 * 2**20  # characters of one text
 MAX_STOPS = 16
 MAX_LOGPROBS = 20
+UNIONS = ("content", "stop", "prompt")  # fields of several types: what follows their names in an error is a type's
 STRICT = (
     "strict is not available: grammars and schemas speed the answer up here, they do not force it; "
     "send strict: false (or leave it out) and check the answer"
@@ -33,9 +35,9 @@ class RefusedFieldError(ValueError):
 
 
 class Strict(BaseModel):
-    """Unknown fields are errors, and types are not converted."""
+    """Unknown fields are errors, types are not converted, and what is no number (JSON readers take NaN) is none."""
 
-    model_config = ConfigDict(extra="forbid", strict=True, protected_namespaces=())
+    model_config = ConfigDict(extra="forbid", strict=True, protected_namespaces=(), allow_inf_nan=False)
 
 
 class StreamOptions(Strict):
@@ -189,21 +191,28 @@ class Generating(Strict):
         )
 
     def draft_grammar(self, json_grammar: str) -> LoadedGrammar | None:
-        """The grammar to draft from, if the request names one. Raises GrammarError, RefusedFieldError."""
+        """The grammar to draft from, if the request names one. Raises RefusedFieldError."""
         wanted = self.response_format
         if wanted is not None and wanted.json_schema is not None and wanted.json_schema.strict:
             raise RefusedFieldError("response_format.json_schema.strict", STRICT)
         if self.grammar is not None:
             if wanted is not None and wanted.type != "text":
                 raise RefusedFieldError("grammar", "expected grammar or response_format, found both")
-            return read_grammar(self.grammar, "grammar", GRAMMAR_TAG)
+            return _grammar(self.grammar, "grammar", GRAMMAR_TAG)
         if wanted is None or wanted.type == "text":
             return None
         if wanted.type == "json_object":
             return read_grammar(json_grammar, "response_format", GRAMMAR_TAG)
         if wanted.json_schema is None or wanted.json_schema.schema_ is None:
             raise RefusedFieldError("response_format.json_schema.schema", "a schema is needed for type json_schema")
-        return read_grammar(json.dumps(wanted.json_schema.schema_), "response_format", SCHEMA_TAG)
+        return _grammar(json.dumps(wanted.json_schema.schema_), "response_format.json_schema.schema", SCHEMA_TAG)
+
+
+def _grammar(text: str, field: str, tag: str) -> LoadedGrammar:
+    try:
+        return read_grammar(text, field, tag)
+    except GrammarError as error:  # it names the place itself: line and column behind the field's name
+        raise RefusedFieldError(field, str(error).removeprefix(f"{tag} {field}").lstrip(": ")) from None
 
 
 class ChatRequest(Generating):
@@ -234,7 +243,7 @@ class ChatRequest(Generating):
             raise RefusedFieldError("tool_choice", "expected auto or none: an answer cannot be forced here")
         for at, tool in enumerate(self.tools or []):
             if tool.function.strict:
-                raise RefusedFieldError(f"tools.{at}.function.strict", STRICT)
+                raise RefusedFieldError(f"tools[{at}].function.strict", STRICT)
         if not self.tools or self.tool_choice == "none":
             return None
         return [tool.model_dump(exclude_none=True) for tool in self.tools]

@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import signal
 import socket
-from collections.abc import Callable
+import threading
+from collections.abc import Callable, Generator
+from contextlib import contextmanager
+from pathlib import Path
 
 import uvicorn
+from uvicorn.server import HANDLED_SIGNALS
 
 from coli.errors import OptionError
 from coli.llm import LLM
@@ -13,9 +18,31 @@ from coli.options import DraftOptions, GenerateOptions
 from coli.server.app import Api, ServerOptions
 from coli.server.guard import is_loopback
 from coli.server.live import Probe
+from coli.server.log import told
 from coli.server.worker import Worker
 
 DRAIN_SECONDS = 30
+
+
+class _Server(uvicorn.Server):
+    """Ends at the first signal, when what runs is finished. It then calls the handler that was there before: raised
+    once more, as its base does, the signal would look like a second one, which ends the process at once."""
+
+    @contextmanager
+    def capture_signals(self) -> Generator[None, None, None]:
+        if threading.current_thread() is not threading.main_thread():
+            yield
+            return
+        before = {number: signal.signal(number, self.handle_exit) for number in HANDLED_SIGNALS}
+        try:
+            yield
+        finally:
+            for number, handler in before.items():
+                signal.signal(number, handler)
+        for captured in self._captured_signals:
+            handler = before[signal.Signals(captured)]
+            if callable(handler):
+                handler(captured, None)
 
 
 def serve(
@@ -30,11 +57,15 @@ def serve(
     port: int,
     notice: Callable[[str], None],
     probe: Probe | None = None,
+    session: Path | None = None,
 ) -> None:
-    """Load the model and serve until SIGTERM or SIGINT. Raises OptionError for an address that cannot be used."""
+    """Load the model and serve until SIGTERM or SIGINT. `session`: file the conversations are kept in.
+
+    Raises OptionError for an address that cannot be used, what `SessionFile` raises, and what loading the model does.
+    """
     listener = _listen(options.host, port)
-    with listener:
-        worker = Worker(llm, drafts, context=context, slots=slots, queue=queue)
+    with listener, told(notice):
+        worker = Worker(llm, drafts, context=context, slots=slots, queue=queue, session=session, notice=notice)
         worker.start()
         try:
             if not is_loopback(options.host) and options.api_key is None:
@@ -45,6 +76,8 @@ def serve(
             api = Api(llm, worker, options, defaults, probe)
             config = uvicorn.Config(
                 api.app(),
+                http="h11",
+                log_config=None,
                 log_level="warning",
                 access_log=False,
                 lifespan="off",
@@ -54,7 +87,7 @@ def serve(
                 h11_max_incomplete_event_size=64 * 1024,
                 server_header=False,
             )
-            server = uvicorn.Server(config)
+            server = _Server(config)
             api.view.leaving = lambda: server.should_exit
             server.run([listener])
         finally:

@@ -10,19 +10,22 @@ import math
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 
-from coli.engine.session import Session
-from coli.engine.together import Origin, Running, step_together
+from coli.engine.together import Origin, Running, read_together, step_together
 from coli.generation import AnswerText, draw_seed
 from coli.grammar.load import LoadedGrammar
 from coli.llm import LLM
 from coli.options import DraftOptions, GenerateOptions
 from coli.server.logprobs import KeepingSampler, TokenLogprob
+from coli.server.slots import Slot, Slots
+from coli.session_file import SessionFile
 from coli.store.stats import StoreGlance
 
 LOOK_SECONDS = 0.1  # how often the queue is searched for jobs that nobody waits for any more
+SAVE_SECONDS = 30.0  # without a request, then the session file is brought up to date
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,40 +112,41 @@ class Counts:
     first_tokens: int = 0  # ids that came with the end of a prompt
 
 
-class _Slot:
-    """A conversation kept in memory, and who uses it."""
-
-    def __init__(self, session: Session) -> None:
-        self.session = session
-        self.active: _Active | None = None
-        self.used = 0
-
-
-class _Active:
+class Active:
     """A job that runs on a slot."""
 
-    def __init__(self, job: Job, slot: _Slot, running: Running, sampler: KeepingSampler, answer: AnswerText) -> None:
+    def __init__(self, job: Job, slot: Slot, running: Running, sampler: KeepingSampler, answer: AnswerText) -> None:
         self.job, self.slot, self.running, self.sampler, self.answer = job, slot, running, sampler, answer
         self.seed = 0
         self.taken = 0  # ids whose text has been pushed
         self.told = 0  # ids whose log probabilities have been delivered
-        self.cached_tokens = len(slot.session.token_ids)
-        self.prefill: Iterator[None] | None = running.prefill()
+        self.cached_tokens = running.stats.prompt_tokens - slot.session.pending
 
 
 class Worker:
     """Owns the model's thread. `start` loads the model first, in the caller's thread, and raises what that raises."""
 
-    def __init__(self, llm: LLM, drafts: DraftOptions, *, context: int, slots: int, queue: int) -> None:
+    def __init__(
+        self,
+        llm: LLM,
+        drafts: DraftOptions,
+        *,
+        context: int,
+        slots: int,
+        queue: int,
+        session: Path | None = None,
+        notice: Callable[[str], None] = lambda line: None,
+    ) -> None:
+        """session: file the conversations in memory are kept in."""
         self.counts = Counts()
         self.context = context
         self.num_slots = slots
         self._llm, self._drafts, self._queue_limit = llm, drafts, queue
         self._waiting: deque[Job] = deque()
-        self._slots: list[_Slot] = []
+        file = None if session is None else SessionFile(session, "coli serve", llm.container.fingerprint)
+        self.slots = Slots(file, notice)
         self._changed = threading.Condition()
         self._stopping = False
-        self._clock = 0
         self._next_look = 0.0
         self._ended_drafts: dict[str, dict[str, int]] = {}
         self._recent_s = 1.0  # seconds an answer took lately
@@ -150,7 +154,7 @@ class Worker:
 
     def start(self) -> None:
         arguments = self.context, self.num_slots, self._drafts
-        self._slots = [_Slot(self._llm.new_session(*arguments)) for _ in range(self.num_slots)]
+        self.slots.open(self.num_slots, lambda: self._llm.new_session(*arguments))
         self._thread.start()
 
     def submit(self, job: Job) -> None:
@@ -167,11 +171,15 @@ class Worker:
             self._changed.notify()
 
     def stop(self) -> None:
-        """Answer nobody any more, and end the thread; running jobs are cancelled."""
+        """Answer nobody any more and end the thread, running jobs with it; then the session file is written.
+
+        Raises WriteError.
+        """
         with self._changed:
             self._stopping = True
             self._changed.notify()
         self._thread.join()
+        self.slots.save()
 
     @property
     def waiting(self) -> int:
@@ -179,7 +187,7 @@ class Worker:
 
     @property
     def free_slots(self) -> int:
-        return sum(slot.active is None for slot in self._slots)
+        return self.slots.free
 
     @property
     def alive(self) -> bool:
@@ -191,21 +199,27 @@ class Worker:
 
     def draft_counters(self) -> dict[str, dict[str, int]]:
         """Draft tokens by source since the start, those of running answers included."""
-        active = [slot.active for slot in self._slots if slot.active is not None]
-        return _added(self._ended_drafts, *(_drafts(each) for each in active))
+        return _added(self._ended_drafts, *(_drafts(each) for each in self.slots.active))
 
     def _main(self) -> None:
         while self._wait():
+            if not self._waiting and self.slots.free == self.num_slots:
+                self.slots.save_idle()
             self._admit()
             self._step()
-        for job in [*self._waiting, *(slot.active.job for slot in self._slots if slot.active)]:
+        for active in self.slots.active:
+            self._release(active)
+            active.job.deliver(Failed(ShuttingDownError()))
+        for job in self._waiting:
             job.deliver(Failed(ShuttingDownError()))
 
     def _wait(self) -> bool:
         """Sleep until there is something to do; False to end."""
         with self._changed:
-            while not self._stopping and not self._waiting and not any(slot.active for slot in self._slots):
-                self._changed.wait()
+            while not self._stopping and not self._waiting and self.slots.free == self.num_slots:
+                wake = SAVE_SECONDS if self.slots.worth_saving else None
+                if not self._changed.wait(wake) and not self._waiting:
+                    break
             return not self._stopping
 
     def _forget_cancelled(self) -> None:
@@ -221,7 +235,7 @@ class Worker:
 
     def _admit(self) -> None:
         self._forget_cancelled()
-        while any(slot.active is None for slot in self._slots):
+        while self.slots.free:
             with self._changed:
                 if not self._waiting:
                     return
@@ -236,41 +250,29 @@ class Worker:
 
     def _begin(self, job: Job) -> None:
         self._llm.check_ids(job.prompt_ids)
-        slot = self._slot_for(job.prompt_ids)
+        slot = self.slots.find(job.prompt_ids)
         options = job.options
         seed = draw_seed() if options.sampler.seed is None else options.sampler.seed
         sampler = KeepingSampler(options.sampler, seed, self._llm.spec.vocab_size)
         sampler.keep(job.logprobs)
         running = self._llm.start(slot.session, job.prompt_ids, options, self._drafts, job.grammar, sampler, seed)
-        active = _Active(job, slot, running, sampler, AnswerText(self._llm.tokenizer, options.stop))
+        active = Active(job, slot, running, sampler, AnswerText(self._llm.tokenizer, options.stop))
         active.seed = seed
-        self._clock += 1
-        slot.active, slot.used = active, self._clock
-
-    def _slot_for(self, prompt_ids: Sequence[int]) -> _Slot:
-        """A free slot that holds the longest beginning of the prompt; a long other conversation is copied from."""
-        best = max(self._slots, key=lambda slot: slot.session.common_length(prompt_ids))
-        common = best.session.common_length(prompt_ids)
-        if best.active is None and 2 * common >= len(best.session.token_ids):
-            return best
-        free = min((slot for slot in self._slots if slot.active is None), key=lambda slot: slot.used)
-        if free is not best and common > free.session.common_length(prompt_ids):
-            free.session.token_ids = best.session.token_ids[:common]
-            free.session.cache.copy_prefix(best.session.cache, common)
-        return free
+        self.slots.take(slot, active)
 
     def _step(self) -> None:
-        """One chunk of a prompt, then one forward for everybody who has read theirs."""
-        active = [slot.active for slot in self._slots if slot.active is not None]
+        """One forward over the next rows of prompts, then one for everybody who has read theirs: answers go on while
+        a long prompt is read."""
+        active = self.slots.active
         for each in active:
             if each.job.cancelled:
                 self._release(each)
                 self.counts.cancelled += 1
         active = [each for each in active if not each.job.cancelled]
-        reading = min((a for a in active if a.prefill is not None), key=lambda a: a.slot.used, default=None)
-        if reading is not None:
+        reading = sorted((each for each in active if each.running.reading), key=lambda each: each.slot.used)
+        if reading:
             self._read(reading)
-        together = [each for each in active if each.prefill is None and each.slot.active is each]
+        together = [each for each in active if not each.running.reading and each.slot.active is each]
         if not together:
             return
         loaded = self._llm.load(self.context)
@@ -288,19 +290,21 @@ class Worker:
         for each in together:
             self._deliver(each)
 
-    def _read(self, active: _Active) -> None:
-        assert active.prefill is not None
+    def _read(self, reading: Sequence[Active]) -> None:
+        loaded = self._llm.load(self.context)
         try:
-            next(active.prefill)
-        except StopIteration:
-            active.prefill = None
-            self.counts.first_tokens += active.running.stats.generated_tokens
-            self._deliver(active)
+            read_together(loaded.model, loaded.engine, [each.running for each in reading])
         except Exception as error:
-            self._release(active)
-            self._fail(active.job, error)
+            for each in reading:
+                self._release(each)
+                self._fail(each.job, error)
+            return
+        for each in reading:
+            if not each.running.reading or each.running.error is not None:
+                self.counts.first_tokens += each.running.stats.generated_tokens
+                self._deliver(each)
 
-    def _deliver(self, active: _Active) -> None:
+    def _deliver(self, active: Active) -> None:
         running, answer = active.running, active.answer
         if running.error is not None:
             self._release(active)
@@ -323,7 +327,7 @@ class Worker:
             self._release(active)
             self._finish(active)
 
-    def _logprobs(self, active: _Active, ended: bool) -> tuple[TokenLogprob, ...]:
+    def _logprobs(self, active: Active, ended: bool) -> tuple[TokenLogprob, ...]:
         """Of the ids that belong to the answer: end ids, and ids in or behind a stop string, are left out.
 
         While a stop string may still take ids back they are kept until the end.
@@ -333,7 +337,7 @@ class Worker:
         begin, active.told = active.told, len(active.answer.token_ids)
         return tuple(active.sampler.kept[begin : active.told])
 
-    def _finish(self, active: _Active) -> None:
+    def _finish(self, active: Active) -> None:
         stats, answer = active.running.stats, active.answer
         seconds = time.perf_counter() - active.job.submitted
         self._recent_s += 0.2 * (seconds - self._recent_s)
@@ -356,21 +360,20 @@ class Worker:
             )
         )
 
-    def _release(self, active: _Active) -> None:
+    def _release(self, active: Active) -> None:
         """Free the slot; its session ends behind the last row its cache holds, or the newest id."""
         session = active.slot.session
-        if active.prefill is not None:
-            active.prefill = None
+        if active.running.reading:
             session.rewind(session.cache.length)
         self._ended_drafts = _added(self._ended_drafts, _drafts(active))
-        active.slot.active = None
+        self.slots.release(active.slot)
 
     def _fail(self, job: Job, error: Exception) -> None:
         self.counts.failed += 1
         job.deliver(Failed(error))
 
 
-def _drafts(active: _Active) -> dict[str, dict[str, int]]:
+def _drafts(active: Active) -> dict[str, dict[str, int]]:
     return {
         name: {"proposed": c.proposed, "judged": c.judged, "accepted": c.accepted}
         for name, c in active.running.drafter.counters.items()  # type: ignore[attr-defined]

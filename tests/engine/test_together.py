@@ -8,7 +8,7 @@ from coli.engine.engine import Limits
 from coli.engine.sampling import Sampler
 from coli.engine.session import Session
 from coli.engine.stats import RunStats
-from coli.engine.together import Running, step_together
+from coli.engine.together import Running, _shares, read_together, step_together
 from coli.loading import LoadedModel
 from coli.model.tensors import container_spec
 from coli.options import DraftOptions, EngineOptions, SamplerOptions
@@ -25,10 +25,10 @@ def loaded():
     model.close()
 
 
-def running(loaded: LoadedModel, at: int, session: Session | None = None) -> Running:
+def running(loaded: LoadedModel, at: int, session: Session | None = None, prompt: list[int] | None = None) -> Running:
     """Response number `at` of a mixed crowd: prompts, lengths, samplers and drafts all differ."""
     vocab = loaded.spec.vocab_size
-    prompt = [(7 * at + 3 * i % 11) % vocab for i in range(5 + 3 * at)]
+    prompt = prompt or [(7 * at + 3 * i % 11) % vocab for i in range(5 + 3 * at)]
     sampler = Sampler(SamplerOptions(temperature=0.8 * (at % 2), repeat_penalty=1.0 + 0.1 * (at % 3)), 40 + at, vocab)
     drafts = open_sources(DraftOptions(draft=4 * (at % 3), gate="always"), vocab, lambda line: None)
     limits = Limits(10 + 4 * at, CONTEXT, frozenset())
@@ -43,8 +43,8 @@ def finish(loaded: LoadedModel, crowd: list[Running]) -> dict[int, list[int]]:
     while waiting or active:
         if waiting:  # one joins at each step
             joining = waiting.pop(0)
-            for _ in joining.prefill():
-                pass
+            while joining.reading:
+                read_together(loaded.model, loaded.engine, [joining])
             active.append(joining)
         for each in active:
             ids.setdefault(id(each), []).extend(each.take())
@@ -63,6 +63,34 @@ def test_nine_responses_side_by_side_give_each_the_ids_it_has_alone(loaded):
     together = finish(loaded, crowd)
     assert [together[id(each)] for each in crowd] == alone
     assert any(each.drafter.counters for each in crowd)
+
+
+@pytest.mark.parametrize("chunk", [512, 70, 9])
+def test_prompts_read_in_shared_forwards_give_each_response_the_ids_it_has_alone(loaded, monkeypatch, chunk):
+    alone = []
+    for at in range(9):
+        single = running(loaded, at)
+        alone.append(finish(loaded, [single])[id(single)])
+    monkeypatch.setattr(loaded.engine, "prefill_chunk", chunk)
+    crowd = [running(loaded, at) for at in range(9)]
+    forwards = 0
+    while reading := [each for each in crowd if each.reading]:
+        read_together(loaded.model, loaded.engine, reading)
+        forwards += 1
+    rows = sum(5 + 3 * at for at in range(9))
+    assert forwards == -(-rows // chunk)
+    assert sum(each.stats.prefill_tokens for each in crowd) == rows
+    together = finish(loaded, crowd)
+    assert [together[id(each)] for each in crowd] == alone
+
+
+def test_a_long_prompt_and_those_behind_it_share_a_forward_and_none_waits_for_ever():
+    assert _shares(512, [100]) == [100]
+    assert _shares(512, [4000]) == [512]
+    assert _shares(512, [100, 200, 50]) == [100, 200, 50]
+    assert _shares(512, [4000, 300, 20]) == [256, 236, 20]
+    assert _shares(512, [4000, 20]) == [492, 20]
+    assert _shares(64, [10, 500, 30]) == [10, 24, 30]
 
 
 def test_every_id_has_an_origin_and_accepted_drafts_have_their_source(loaded):
@@ -87,8 +115,7 @@ def test_a_session_continued_after_a_crowd_equals_a_fresh_one(loaded):
     outcome = []
     for session, skipped in ((used, 4), (other, 4), (fresh, 0)):
         prompt = [(7 + 3 * i % 11) % loaded.spec.vocab_size for i in range(8)]
-        response = running(loaded, 1, session)
-        response._prompt_ids = tuple(prompt[skipped:])
+        response = running(loaded, 1, session, prompt[skipped:])
         outcome.append(finish(loaded, [response])[id(response)])
     assert outcome[0] == outcome[1] == outcome[2]
 
@@ -100,6 +127,7 @@ def test_gates_learn_what_shared_forwards_cost(loaded):
         made = [running(loaded, at) for at in range(4)]
         for each in made:
             each.drafter = library.sources(DraftOptions(gate="auto"))
+            each.drafter.begin(each.session.token_ids)
         return made
 
     alone = []

@@ -14,6 +14,7 @@ openai = pytest.importorskip("openai")
 uvicorn = pytest.importorskip("uvicorn")
 
 from coli.builtin import DEMO_MODEL  # noqa: E402
+from coli.errors import ColiError  # noqa: E402
 from coli.llm import LLM  # noqa: E402
 from coli.options import DraftOptions, EngineOptions, GenerateOptions  # noqa: E402
 from coli.server.app import Api, ServerOptions  # noqa: E402
@@ -29,6 +30,8 @@ class Running:
     def __init__(self, url: str, worker: Worker, port: int) -> None:
         self.url, self.worker, self.port = url, worker, port
         self.client = openai.OpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0, timeout=60)
+        self.stop: Callable[[], None]
+        self.notices: list[str] = []
 
 
 @pytest.fixture(scope="session")
@@ -43,13 +46,20 @@ def start(tmp_path_factory) -> Iterator[Callable[..., Running]]:
         drafts: DraftOptions | None = None,
         engine: EngineOptions | None = None,
         context: int = CONTEXT,
+        session: Path | None = None,
         **options: object,
     ) -> Running:
         folder = tmp_path_factory.mktemp("usage")
         engine = engine or EngineOptions(usage_save=False, gate_save=False, usage=folder / "usage.json")
         llm = LLM.open(model, engine, print)
-        worker = Worker(llm, drafts or DraftOptions(), context=context, slots=slots, queue=queue)
-        worker.start()
+        notices: list[str] = []
+        limits = {"context": context, "slots": slots, "queue": queue}
+        worker = Worker(llm, drafts or DraftOptions(), **limits, session=session, notice=notices.append)
+        try:
+            worker.start()
+        except ColiError:
+            llm.close()
+            raise
         named = ServerOptions(model_name="demo", **options)
         api = Api(llm, worker, named, defaults or GenerateOptions(max_tokens=64), disk_speed)
         listener = socket.socket()
@@ -62,6 +72,7 @@ def start(tmp_path_factory) -> Iterator[Callable[..., Running]]:
         running = Running(f"http://127.0.0.1:{listener.getsockname()[1]}", worker, listener.getsockname()[1])
 
         def stop() -> None:
+            stops.remove(stop)
             running.client.close()
             server.should_exit = True
             thread.join()
@@ -70,10 +81,11 @@ def start(tmp_path_factory) -> Iterator[Callable[..., Running]]:
             llm.close()
 
         stops.append(stop)
+        running.stop, running.notices = stop, notices
         return running
 
     yield begin
-    for stop in stops:
+    for stop in [*stops]:
         stop()
 
 

@@ -3,7 +3,7 @@
 import os
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -12,8 +12,8 @@ ENVIRONMENT = {**os.environ, "PYTHONPATH": str(ROOT), "USAGE_SAVE": "0"}
 
 
 @contextmanager
-def serving(*args: object) -> Iterator[tuple[str, subprocess.Popen[str]]]:
-    """Its address and the process; SIGTERM at the end, and nothing more may have been said."""
+def serving(*args: object, more: Sequence[str] = ()) -> Iterator[tuple[str, subprocess.Popen[str]]]:
+    """Its address and the process; SIGTERM at the end, and nothing but the lines `more` may have been said."""
     command = [sys.executable, "-m", "coli", "serve", "--port", "0", "--ctx", "512", *map(str, args)]
     with subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env=ENVIRONMENT) as process:
         assert process.stderr is not None
@@ -27,7 +27,7 @@ def serving(*args: object) -> Iterator[tuple[str, subprocess.Popen[str]]]:
             yield said[-1].split()[-1], process
             process.terminate()
             assert process.wait(60) == 143
-            more = process.stderr.read().splitlines()
-            assert [line for line in more if not line.startswith("coli: graph drafts")] == []
+            rest = process.stderr.read().splitlines()
+            assert [line for line in rest if not line.startswith("coli: graph drafts")] == [*more]
         finally:
             process.kill()

@@ -112,7 +112,7 @@ WRONG: tuple[tuple[dict[str, object], str], ...] = (
     ({"temperature": "hot"}, "temperature"),
     ({"max_tokens": -3}, "max_tokens"),
     ({"messages": "hello"}, "messages"),
-    ({"messages": [{"role": "user"}, 5]}, "messages.1"),
+    ({"messages": [{"role": "user"}, 5]}, "messages[1]"),
     ({"seed": 1.5}, "seed"),
     ({"stream": "yes"}, "stream"),
     ({"surprise": 1}, "surprise"),

@@ -111,3 +111,13 @@ def test_a_json_body_may_be_any_json_text(server):
         answer = httpx.post(f"{server.url}/v1/chat/completions", content=data, timeout=60)
         assert answer.status_code == status, answer.text
         assert json.loads(answer.text)
+
+
+@pytest.mark.parametrize("field", ["temperature", "top_p", "min_p", "presence_penalty", "repeat_penalty"])
+def test_what_is_no_number_is_refused(server, field):
+    import httpx
+
+    for value in ("NaN", "Infinity", "-Infinity", "1e999"):
+        data = f'{{"messages": [{{"role": "user", "content": "x"}}], "max_tokens": 1, "{field}": {value}}}'
+        answer = httpx.post(f"{server.url}/v1/chat/completions", content=data, timeout=60)
+        assert (answer.status_code, answer.json()["error"]["param"]) == (400, field), answer.text

@@ -74,6 +74,30 @@ def test_a_huge_body_without_a_length_is_cut_off(small):
     assert httpx.post(f"{small.url}/tokenize", content=parts(), headers=HEADERS).status_code == 413
 
 
+@pytest.mark.parametrize(
+    ("more", "status"),
+    [("Content-Length: 99999999", 413), ("Transfer-Encoding: chunked", 413), ("Content-Length: 100", 408)],
+)
+def test_an_answer_to_a_body_not_read_to_its_end_ends_the_connection(small, more, status):
+    """Whoever sends for ever is not read for ever; so it is without the key."""
+    for key, expected in (("Authorization: Bearer secret", status), ("Authorization: none", 401)):
+        with socket.create_connection(("127.0.0.1", small.port), timeout=60) as connection:
+            head = f"POST /tokenize HTTP/1.1\r\nHost: localhost\r\n{key}\r\n{more}\r\n\r\n"
+            connection.sendall(head.encode() + (b"7000\r\n" + b" " * 0x7000 if "chunked" in more else b"{"))
+            data = b""
+            while part := connection.recv(65536):
+                data += part
+        assert data.startswith(b"HTTP/1.1 %d" % expected)
+        assert b"\r\nconnection: close\r\n" in data.lower()
+
+
+def test_a_whole_body_that_is_too_long_is_answered(server):
+    huge = {**LONG, "messages": [{"role": "user", "content": "x" * 9 * 2**20}]}
+    with httpx.Client() as client:
+        assert client.post(f"{server.url}/v1/chat/completions", json=huge, timeout=60).status_code == 413
+        assert client.get(f"{server.url}/health").status_code == 200
+
+
 def test_a_half_sent_body_times_out(small):
     with socket.create_connection(("127.0.0.1", small.port)) as connection:
         connection.sendall(
@@ -91,7 +115,17 @@ def test_key_and_host_are_checked_but_health_needs_no_key(small):
     assert httpx.get(f"{small.url}/health", headers={"Host": "evil.example"}).status_code == 403
     for origin, status in (("http://evil.example", 403), ("null", 403), ("http://[", 403), (small.url, 200)):
         assert httpx.get(f"{small.url}/health", headers={"Origin": origin}).status_code == status, origin
-    assert httpx.get(f"{small.url}/health", headers={"Host": "localhost:80"}).status_code == 200
+    for host in ("localhost:80", "LOCALHOST", "LocalHost:80", "localhost.", "localhost.:80", "[::1]:80", "127.0.0.2"):
+        assert httpx.get(f"{small.url}/health", headers={"Host": host}).status_code == 200, host
+    for host in ("localhost.evil.example", "localhost..", "", "127.0.0.1.evil.example", "[::2]"):
+        assert httpx.get(f"{small.url}/health", headers={"Host": host}).status_code == 403, host
+
+
+def test_a_key_may_have_any_characters(start):
+    server = start(slots=1, api_key="schlüssel")
+    for key, status in (("schlüssel", 200), ("schlussel", 401), ("schl", 401)):
+        answer = httpx.get(f"{server.url}/v1/models", headers=[(b"Authorization", b"Bearer " + key.encode())])
+        assert answer.status_code == status
 
 
 def test_unknown_paths_and_methods_are_json_errors(server):

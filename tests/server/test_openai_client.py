@@ -1,10 +1,12 @@
 """The official client against a real server."""
 
+import asyncio
 import json
 from concurrent.futures import ThreadPoolExecutor
 
 import openai
 import pytest
+from pydantic import BaseModel
 from server.faults import settled
 
 ORDER = [{"role": "user", "content": "List as NDJSON. Orders: 3 lamps for Ana at 20 each. 2 cups for Bo at 7 each."}]
@@ -50,6 +52,35 @@ def test_same_request_alone_repeated_and_among_eight_others_gives_the_same_bytes
         assert [each.result().choices[0].message.content for each in same] == [alone] * 3
         assert all(each.result().usage.completion_tokens for each in others)
     assert server.worker.counts.step_rows > server.worker.counts.steps
+
+
+def test_the_clients_own_ways_to_ask_are_answered(server):
+    """The async client, the stream helper, raw responses, and `parse`, which asks for `strict`."""
+    whole = ask(server).choices[0].message.content
+    arguments = {"model": "demo", "messages": ORDER, "temperature": 0, "max_tokens": 24}
+
+    async def crowd() -> list[str]:
+        async with openai.AsyncOpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0) as client:
+            answers = await asyncio.gather(*(client.chat.completions.create(**arguments) for _ in range(4)))
+            stream = await client.chat.completions.create(**arguments, stream=True)
+            text = [chunk.choices[0].delta.content or "" async for chunk in stream]
+        return [*(answer.choices[0].message.content for answer in answers), "".join(text)]
+
+    assert asyncio.run(crowd()) == [whole] * 5
+    with server.client.chat.completions.stream(**{**arguments, "max_tokens": 400}) as stream:  # it wants an end
+        said = "".join(event.delta for event in stream if event.type == "content.delta")
+        assert said == stream.get_final_completion().choices[0].message.content
+        assert said.startswith(whole)
+    raw = server.client.chat.completions.with_raw_response.create(**arguments)
+    assert raw.headers["content-type"] == "application/json"
+    assert raw.parse().choices[0].message.content == whole
+
+    class Order(BaseModel):
+        customer: str
+
+    with pytest.raises(openai.BadRequestError, match="strict") as refused:
+        server.client.chat.completions.parse(**arguments, response_format=Order)
+    assert refused.value.param == "response_format.json_schema.strict"
 
 
 def test_seeds_decide_samples(server):
@@ -125,9 +156,19 @@ def test_grammars_draft_and_change_no_byte(server, more):
         ({"max_tokens": 0}, "max_tokens"),
         ({"n": 2}, "n"),
         ({"messages": []}, "messages"),
-        ({"messages": [{"role": "wizard", "content": "x"}]}, "messages.0.role"),
-        ({"messages": [{"role": "user", "content": 5}]}, "messages.0.content.str"),
+        ({"messages": [{"role": "wizard", "content": "x"}]}, "messages[0].role"),
+        ({"messages": [{"role": "user", "content": 5}]}, "messages[0].content"),
+        ({"messages": [*ORDER, {"role": "user", "content": [{"type": "image_url"}]}]}, "messages[1].content[0].type"),
+        ({"messages": [{"role": "user", "content": "x", "surprise": 1}]}, "messages[0].surprise"),
+        ({"messages": [{"role": "user", "content": ["a"]}]}, "messages[0].content[0]"),
         ({"stop": [""]}, "stop"),
+        ({"stop": 5}, "stop"),
+        ({"stop": ["a", 5]}, "stop[1]"),
+        ({"extra_body": {"metadata": {"stop": 5}}}, "metadata.stop"),
+        ({"response_format": {"type": "json_schema", "json_schema": {"name": "x", "schema": {"properties": {"a": 5}}}}},
+         "response_format.json_schema.schema"),
+        ({"response_format": {"type": "json_schema"}}, "response_format.json_schema.schema"),
+        ({"tools": [{"type": "function", "function": {"name": "f", "strict": True}}]}, "tools[0].function.strict"),
         ({"logit_bias": {"5": 1}}, "logit_bias"),
         ({"extra_body": {"grammar": "root ::= ("}}, "grammar"),
         ({"top_logprobs": 2}, "top_logprobs"),
@@ -140,6 +181,26 @@ def test_a_bad_field_is_a_400_that_names_it(server, more, field):
         ask(server, **more)
     assert refused.value.param == field
     assert refused.value.body["message"]
+
+
+@pytest.mark.parametrize(
+    ("prompt", "field"),
+    [("", "prompt"), ([], "prompt"), ([1, 10**6], "prompt"), ([1, -1], "prompt"), ([1, "a"], "prompt[1]"),
+     ({}, "prompt"), (["a", "b"], "prompt"), ([[1, 2]], "prompt[0]"), ("long " * 600, "prompt"), (None, "prompt")],
+    ids=str,
+)  # fmt: skip
+def test_a_bad_prompt_is_a_400_that_names_it(server, prompt, field):
+    with pytest.raises(openai.BadRequestError) as refused:
+        server.client.completions.create(model="demo", prompt="", extra_body={"prompt": prompt})
+    assert refused.value.param == field
+    assert refused.value.body["message"].startswith(f"{field}: ")
+
+
+def test_bad_ids_to_detokenize_are_a_400_that_names_them(server):
+    for tokens, field in (([10**6], "tokens"), ([1, "a"], "tokens[1]")):
+        with pytest.raises(openai.BadRequestError) as refused:
+            server.client.post("/../detokenize", body={"tokens": tokens}, cast_to=object)
+        assert refused.value.param == field
 
 
 def test_the_second_turn_starts_from_the_first(server):

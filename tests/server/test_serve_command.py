@@ -1,5 +1,8 @@
 """`coli serve` as a process: the graph tool's flags, and what ends it."""
 
+import logging
+import signal
+import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -9,6 +12,7 @@ import pytest
 from server.processes import ENVIRONMENT, serving
 
 from coli.builtin import DEMO_MODEL
+from coli.server.log import told
 from coli.speculant import Client, ServerError
 
 ORDER = "List as NDJSON. Orders: 3 lamps for Ana at 20 each. 2 cups for Bo at 7 each."
@@ -56,6 +60,40 @@ def test_somebody_who_watches_does_not_hold_the_end_up():
         assert process.wait(20) == 143  # running answers would have 30 seconds
 
 
+def test_what_the_web_server_says_by_itself_is_a_line_of_ours():
+    with serving(more=["coli: http: Invalid HTTP request received"]) as (url, _):
+        host, port = url.removeprefix("http://").split(":")
+        with socket.create_connection((host, int(port)), timeout=60) as connection:
+            connection.sendall(b"\x16\x03\x01 somebody speaks TLS\r\n\r\n")
+            assert connection.recv(1000).startswith(b"HTTP/1.1 400")
+
+
+def test_a_librarys_warning_is_one_line_whatever_is_in_it():
+    lines: list[str] = []
+    with told(lines.append):
+        try:
+            raise ValueError("deep")
+        except ValueError:
+            logging.getLogger("asyncio").error("it\n%s", "broke", exc_info=True)
+        logging.getLogger("uvicorn.error").info("not this")
+    logging.getLogger("asyncio").debug("nor this")
+    assert lines == ["http: it broke: ValueError: deep"]
+
+
+def test_a_signal_ends_the_server_once_and_what_was_learnt_is_kept(tmp_path):
+    """The usage history is written behind the last answer, so nothing may end the process before that."""
+    usage = tmp_path / "usage.json"
+    command = [sys.executable, "-m", "coli", "serve", "--port", "0", "--ctx", "512"]
+    environment = {**ENVIRONMENT, "USAGE_SAVE": "1", "COLI_USAGE": str(usage)}
+    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env=environment) as process:
+        assert process.stderr is not None
+        url = next(line for line in process.stderr if "serving" in line).split()[-1]
+        httpx.post(f"{url}/v1/completions", json={"prompt": "hello", "max_tokens": 4}, timeout=60)
+        process.send_signal(signal.SIGINT)
+        assert process.wait(60) == 130
+    assert usage.exists()
+
+
 def test_k_bounds_what_is_drafted(graph, start):
     from coli.options import DraftOptions, GraphKnobs
 
@@ -77,6 +115,9 @@ def test_k_bounds_what_is_drafted(graph, start):
         (("--strategy", "greedily"), "greedy"),
         (("--graph-k", "64"), "from 1 to 63"),
         (("--port", "99999"), "from 0 to 65535"),
+        (("--api-key", ""), "--api-key: expected a key"),
+        (("--quiet", "--session", "/nowhere/file"), "/nowhere/file: no session can be kept there"),
+        (("--quiet", "--grammar", "/nowhere/file"), "/nowhere/file: cannot open"),
     ],
 )
 def test_flags_that_cannot_be_are_one_line_and_exit_2(flags, words):
