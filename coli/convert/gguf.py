@@ -17,10 +17,20 @@ from gguf.constants import Keys
 from numpy.typing import NDArray
 
 from coli.convert.conversion import Notice, Progress, convert_source
-from coli.convert.gguf_config import ROPE_FREQS, Metadata, architecture_of, config_from_metadata
+from coli.convert.gguf_config import (
+    ROPE_FREQS,
+    ROPE_LONG,
+    ROPE_SHORT,
+    Metadata,
+    RopeVectors,
+    Shapes,
+    architecture_of,
+    config_from_metadata,
+)
 from coli.convert.gguf_deepseek import DEEPSEEK, deepseek_config
 from coli.convert.gguf_file import GgufFile
 from coli.convert.gguf_gpt_oss import gpt_oss_config
+from coli.convert.gguf_granite_ernie_phi import GRANITE_ERNIE_PHI, granite_ernie_phi_config
 from coli.convert.gguf_tensors import FLOAT_TYPES, NATIVE_KINDS, Heads, gguf_name, hugging_face_tensors, to_float32
 from coli.convert.latent import with_head_matrices
 from coli.convert.options import ConvertOptions, ConvertReport
@@ -31,6 +41,7 @@ from coli.model.tensors import dense_tensors, expert_matrices
 from coli.store.layout import Kind
 from coli.text.gguf_tokenizer import tokenizer_files
 
+_ROPE = (ROPE_FREQS, ROPE_LONG, ROPE_SHORT)
 _SPLIT = re.compile(r"(?P<stem>.+)-(?P<number>\d{5})-of-(?P<count>\d{5})\.gguf")
 
 
@@ -59,16 +70,16 @@ class GgufSource:
         metadata = Metadata(values, paths[0])
         architecture = architecture_of(metadata)
         shapes = {name: file.header.tensors[name].shape for name, file in holders.items()}
-        read = deepseek_config if metadata.architecture in DEEPSEEK else config_from_metadata
-        if metadata.architecture == "gpt-oss":
-            read = gpt_oss_config
-        config, unknown = read(metadata, shapes, _rope_freqs(holders))
+        rope = {name: _rope_vector(holders[name], name) for name in _ROPE if name in holders}
+        config, unknown = _config(metadata, shapes, rope)
         if unknown:
             self.notices.append(
                 f"{paths[0].name}: metadata keys that coli does not know are ignored: {', '.join(unknown)}"
             )
         query, key = config["num_attention_heads"], config["num_key_value_heads"]
         heads = Heads(query, key, config.get("head_dim", 1), architecture.permuted)
+        if "long_factor" in (config["rope_scaling"] or {}):  # elsewhere these two are left over, and refused
+            holders = {name: file for name, file in holders.items() if name not in (ROPE_LONG, ROPE_SHORT)}
         self.tensors: Mapping[str, SourceTensor] = hugging_face_tensors(holders, heads)
         self._check_complete(config)
         self.side_files: Mapping[str, Path | bytes] = tokenizer_files(values, paths[0])
@@ -193,14 +204,22 @@ def _holders(files: Sequence[GgufFile]) -> dict[str, GgufFile]:
     return holders
 
 
-def _rope_freqs(holders: Mapping[str, GgufFile]) -> NDArray[np.float32] | None:
-    file = holders.get(ROPE_FREQS)
-    if file is None:
-        return None
-    info = file.header.tensors[ROPE_FREQS]
+def _config(metadata: Metadata, shapes: Shapes, rope: RopeVectors) -> tuple[dict[str, Any], list[str]]:
+    """As config_from_metadata, for every architecture."""
+    if metadata.architecture in DEEPSEEK:
+        return deepseek_config(metadata, shapes, rope)
+    if metadata.architecture in GRANITE_ERNIE_PHI:
+        return granite_ernie_phi_config(metadata, shapes, rope)
+    if metadata.architecture == "gpt-oss":
+        return gpt_oss_config(metadata, shapes, rope)
+    return config_from_metadata(metadata, shapes, rope)
+
+
+def _rope_vector(file: GgufFile, name: str) -> NDArray[np.float32]:
+    info = file.header.tensors[name]
     if len(info.shape) != 1 or info.kind not in FLOAT_TYPES or info.shape[0] > 4096:
         raise CheckpointError(
-            f"{file.header.path}: tensor {ROPE_FREQS}: expected a short vector of floats, found {list(info.shape)}"
+            f"{file.header.path}: tensor {name}: expected a short vector of floats, found {list(info.shape)}"
             f" of {info.kind.name}"
         )
     return to_float32(file.read_rows(info, 0, 1), info.kind).reshape(-1)

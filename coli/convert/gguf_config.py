@@ -17,9 +17,11 @@ from coli.convert.gguf_file import Value
 from coli.errors import CheckpointError, UnsupportedModelError
 
 ROPE_FREQS = "rope_freqs.weight"
+ROPE_LONG, ROPE_SHORT = "rope_factors_long.weight", "rope_factors_short.weight"
 _LLAMA3 = (1.0, 4.0, 8192)  # low and high frequency factor, original context: those of every Llama 3
 
 Shapes = Mapping[str, tuple[int, ...]]
+RopeVectors = Mapping[str, NDArray[np.float32]]  # of ROPE_FREQS, ROPE_LONG and ROPE_SHORT those that the file has
 _T = TypeVar("_T")
 
 
@@ -34,11 +36,14 @@ class Architecture:
 
 ARCHITECTURES: Mapping[str, Architecture] = {
     "deepseek2": Architecture("deepseek_v3", "deepseek_v3", permuted=False),
+    "ernie4_5-moe": Architecture("ernie4_5_moe", "ernie4_5_moe", permuted=False),  # rope on pairs, but in its own rows
     "glm-dsa": Architecture("glm_moe_dsa", "glm_moe_dsa", permuted=False),
     "glm4moe": Architecture("glm4_moe", "glm4_moe", permuted=False),
     "gpt-oss": Architecture("gpt_oss", "gpt_oss", permuted=False),
+    "granitemoe": Architecture("granitemoe", "granitemoe", permuted=True),
     "llama": Architecture("llama", "mixtral", permuted=True),
     "olmoe": Architecture("olmoe", "olmoe", permuted=False),
+    "phimoe": Architecture("phimoe", "phimoe", permuted=False),
     "qwen2moe": Architecture("qwen2_moe", "qwen2_moe", permuted=False),
     "qwen3": Architecture("qwen3", None, permuted=False),
     "qwen3moe": Architecture("qwen3_moe", "qwen3_moe", permuted=False),
@@ -164,13 +169,11 @@ def architecture_of(metadata: Metadata) -> Architecture:
     return found
 
 
-def config_from_metadata(
-    metadata: Metadata, shapes: Shapes, rope_freqs: NDArray[np.float32] | None
-) -> tuple[dict[str, Any], list[str]]:
+def config_from_metadata(metadata: Metadata, shapes: Shapes, rope: RopeVectors) -> tuple[dict[str, Any], list[str]]:
     """(config.json, keys of this architecture that nobody here knows) of one file.
 
-    `shapes`: tensor shapes by name in the file, the rows' axis last. `rope_freqs`: that tensor, (head_dim / 2,), the
-    factors by which Llama 3 divides its frequencies.
+    `shapes`: tensor shapes by name in the file, the rows' axis last. `rope`: vectors (head_dim / 2,) by which
+    frequencies are divided, Llama 3's and longrope's.
     """
     architecture = architecture_of(metadata)
     refuse_what_changes_the_result(metadata)
@@ -179,13 +182,13 @@ def config_from_metadata(
     if model_type is None or (num_experts == 0 and architecture.moe_type == architecture.model_type):
         raise metadata.wrong(Keys.LLM.EXPERT_COUNT, "routed experts" if num_experts == 0 else "none", num_experts)
     config: dict[str, Any] = {"model_type": model_type, **trunk(metadata, shapes)}
-    config |= rope_config(metadata, config, rope_freqs)
+    config |= rope_config(metadata, config, rope)
     if num_experts:
         config |= _experts(metadata, model_type, num_experts, config, shapes)
     config |= _window(metadata, model_type, config["max_position_embeddings"])
     clip = metadata.optional_number(Keys.Attention.CLAMP_KQV)
     if clip is not None and model_type != "olmoe":
-        raise _unsupported(metadata, Keys.Attention.CLAMP_KQV, clip)
+        raise unsupported(metadata, Keys.Attention.CLAMP_KQV, clip)
     if clip is not None:
         config["clip_qkv"] = clip
     return config, unknown_keys(metadata)
@@ -207,7 +210,7 @@ def trunk(metadata: Metadata, shapes: Shapes) -> dict[str, Any]:
     for name in (Keys.Attention.VALUE_LENGTH, Keys.Rope.DIMENSION_COUNT):
         other = metadata.integer(name, default=key_length)
         if other != key_length:
-            raise _unsupported(metadata, name, f"{other} (the head size is {key_length})")
+            raise unsupported(metadata, name, f"{other} (the head size is {key_length})")
     embedding = shapes.get("token_embd.weight")
     if embedding is None or len(embedding) != 2:
         raise CheckpointError(f"{metadata.path}: tensor token_embd.weight is missing")
@@ -237,9 +240,9 @@ def _experts(
     norm = metadata.flag(Keys.LLM.EXPERT_WEIGHTS_NORM, default=model_type in ("mixtral", "qwen3_moe"))
     if model_type == "mixtral":
         if not norm:
-            raise _unsupported(metadata, Keys.LLM.EXPERT_WEIGHTS_NORM, norm)
+            raise unsupported(metadata, Keys.LLM.EXPERT_WEIGHTS_NORM, norm)
         if metadata.optional_number(Keys.LLM.EXPERT_SHARED_FEED_FORWARD_LENGTH):
-            raise _unsupported(metadata, Keys.LLM.EXPERT_SHARED_FEED_FORWARD_LENGTH, "not 0")
+            raise unsupported(metadata, Keys.LLM.EXPERT_SHARED_FEED_FORWARD_LENGTH, "not 0")
         return {"num_local_experts": num_experts, "num_experts_per_tok": per_token}
     found: dict[str, Any] = {"num_experts": num_experts, "num_experts_per_tok": per_token, "norm_topk_prob": norm}
     if model_type == "olmoe":
@@ -263,13 +266,11 @@ def _window(metadata: Metadata, model_type: str, longest: int) -> dict[str, Any]
     if not 0 < window < longest:
         return {}
     if model_type != "mixtral":
-        raise _unsupported(metadata, Keys.Attention.SLIDING_WINDOW, window)
+        raise unsupported(metadata, Keys.Attention.SLIDING_WINDOW, window)
     return {"sliding_window": window}
 
 
-def rope_config(
-    metadata: Metadata, config: Mapping[str, Any], rope_freqs: NDArray[np.float32] | None
-) -> dict[str, Any]:
+def rope_config(metadata: Metadata, config: Mapping[str, Any], rope: RopeVectors) -> dict[str, Any]:
     """rope_theta and rope_scaling. llama.cpp's rule: a factor without a type is linear."""
     theta = metadata.number(Keys.Rope.FREQ_BASE, default=10000.0)
     old_factor = metadata.optional_number("{arch}.rope.scale_linear")
@@ -285,9 +286,10 @@ def rope_config(
         named = {"beta_fast": fast, "beta_slow": slow, "attention_factor": attention_factor}
         scaling |= {name: value for name, value in named.items() if value is not None}
     elif kind not in ("linear", "none"):
-        raise _unsupported(metadata, Keys.Rope.SCALING_TYPE, kind)
+        raise unsupported(metadata, Keys.Rope.SCALING_TYPE, kind)
     elif kind == "linear" and factor != 1.0:
         scaling = {"rope_type": "linear", "factor": factor}
+    rope_freqs = rope.get(ROPE_FREQS)
     if rope_freqs is not None and (rope_freqs != 1).any():
         if scaling is not None:
             raise UnsupportedModelError(
@@ -339,8 +341,9 @@ def refuse_what_changes_the_result(metadata: Metadata, followed: Sequence[str] =
     for name, neutral in _NEUTRAL:
         value = metadata.get(name)
         if value is not None and value not in neutral and name not in followed:
-            raise _unsupported(metadata, name, value)
+            raise unsupported(metadata, name, value)
 
 
-def _unsupported(metadata: Metadata, name: str, found: object) -> UnsupportedModelError:
+def unsupported(metadata: Metadata, name: str, found: object) -> UnsupportedModelError:
+    """The error for a key that would change the result and cannot be followed."""
     return UnsupportedModelError(f"{metadata.path}: key {metadata.key(name)} {str(found)[:60]} is not supported")

@@ -6,11 +6,16 @@ behind the others and are left out.
 
 from typing import Any
 
-import numpy as np
 from gguf.constants import Keys
-from numpy.typing import NDArray
 
-from coli.convert.gguf_config import Metadata, Shapes, refuse_what_changes_the_result, rope_config, unknown_keys
+from coli.convert.gguf_config import (
+    Metadata,
+    RopeVectors,
+    Shapes,
+    refuse_what_changes_the_result,
+    rope_config,
+    unknown_keys,
+)
 from coli.errors import CheckpointError, UnsupportedModelError
 
 DEEPSEEK = ("deepseek2", "glm-dsa", "glm4moe")
@@ -27,9 +32,7 @@ _FOLLOWED = (
 _SOFTMAX, _SIGMOID = 1, 2
 
 
-def deepseek_config(
-    metadata: Metadata, shapes: Shapes, rope_freqs: NDArray[np.float32] | None
-) -> tuple[dict[str, Any], list[str]]:
+def deepseek_config(metadata: Metadata, shapes: Shapes, rope: RopeVectors) -> tuple[dict[str, Any], list[str]]:
     """As gguf_config.config_from_metadata."""
     refuse_what_changes_the_result(metadata, _FOLLOWED)
     architecture = metadata.architecture
@@ -56,7 +59,7 @@ def deepseek_config(
         config |= _glm4_moe(metadata, shapes)
     else:
         config |= _latent(metadata, shapes, config["num_hidden_layers"])
-    config |= rope_config(metadata, config, rope_freqs)
+    config |= rope_config(metadata, config, rope)
     log_mul = metadata.optional_number(Keys.Rope.SCALING_YARN_LOG_MUL)
     if log_mul is not None and architecture != "glm4moe" and config["rope_scaling"] is not None:
         config["rope_scaling"] |= {"mscale": 10 * log_mul, "mscale_all_dim": 10 * log_mul}

@@ -2,20 +2,24 @@
 
 from typing import Any
 
-import numpy as np
 from gguf.constants import Keys
-from numpy.typing import NDArray
 
-from coli.convert.gguf_config import Metadata, Shapes, refuse_what_changes_the_result, rope_config, trunk, unknown_keys
+from coli.convert.gguf_config import (
+    Metadata,
+    RopeVectors,
+    Shapes,
+    refuse_what_changes_the_result,
+    rope_config,
+    trunk,
+    unknown_keys,
+)
 
 
-def gpt_oss_config(
-    metadata: Metadata, shapes: Shapes, rope_freqs: NDArray[np.float32] | None
-) -> tuple[dict[str, Any], list[str]]:
+def gpt_oss_config(metadata: Metadata, shapes: Shapes, rope: RopeVectors) -> tuple[dict[str, Any], list[str]]:
     """As gguf_config.config_from_metadata."""
     refuse_what_changes_the_result(metadata)
     config: dict[str, Any] = {"model_type": "gpt_oss", **trunk(metadata, shapes)}
-    config |= rope_config(metadata, config, rope_freqs)
+    config |= rope_config(metadata, config, rope)
     if config["rope_scaling"] is not None:
         config["rope_scaling"]["truncate"] = False
     inter = config["intermediate_size"]

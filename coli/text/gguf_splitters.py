@@ -71,6 +71,14 @@ _TEKKEN = (
     ),
     _byte_level(use_regex=False),
 )
+_O200K = (
+    _split(
+        rf"[^\r\n\p{{L}}\p{{N}}]?[\p{{Lu}}\p{{Lt}}\p{{Lm}}\p{{Lo}}\p{{M}}]*[\p{{Ll}}\p{{Lm}}\p{{Lo}}\p{{M}}]+{_CONTRACTIONS}?|"
+        rf"[^\r\n\p{{L}}\p{{N}}]?[\p{{Lu}}\p{{Lt}}\p{{Lm}}\p{{Lo}}\p{{M}}]+[\p{{Ll}}\p{{Lm}}\p{{Lo}}\p{{M}}]*{_CONTRACTIONS}?|"
+        rf"\p{{N}}{{1,3}}| ?[^\s\p{{L}}\p{{N}}]+[\r\n/]*|{_TAIL}"
+    ),
+    _byte_level(use_regex=False),
+)
 _HAN_KANA = "[\u4e00-\u9fa5\u3040-\u309f\u30a0-\u30ff]+"
 _DEEPSEEK_HAN = "[\u4e00-\u9fa5\u0800-\u4e00\uac00-\ud7ff]+"
 _DEEPSEEK_V3 = (
@@ -119,6 +127,7 @@ SPLITTERS: Mapping[str, Splitter] = {
     "deepseek-v3": Splitter(_DEEPSEEK_V3),
     "falcon": Splitter(_FALCON),
     "gpt-2": Splitter(_GPT2),
+    "gpt-4o": Splitter(_O200K, ignore_merges=True),
     "llama-bpe": _LLAMA3,
     "llama-v3": _LLAMA3,
     "llama3": _LLAMA3,

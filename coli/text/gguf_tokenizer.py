@@ -29,8 +29,10 @@ _PADDING = re.compile(r"\[PAD(\d+)\]")
 # Texts of control tokens that end an answer, whether or not the metadata names their ids.
 _ENDS = frozenset(
     ("<|eot_id|>", "<|eom_id|>", "<|im_end|>", "<|end|>", "<|endoftext|>", "<|end_of_text|>", "<end_of_turn>", "<EOT>",
-     "<|end_of_turn|>", "<｜end▁of▁sentence｜>")
+     "<|end_of_turn|>", "<｜end▁of▁sentence｜>", "<|return|>", "<|call|>")
 )  # fmt: skip
+# Harmony (gpt-oss) ends answers with these, and with <|end|> only a message, behind which the answer goes on.
+_HARMONY_ENDS, _HARMONY_MESSAGE_END = frozenset(("<|return|>", "<|call|>")), "<|end|>"
 
 
 class TokenType(IntEnum):
@@ -320,7 +322,11 @@ def _generation(vocabulary: _Vocabulary) -> Component:
     special = _special_ids(vocabulary)
     named = (special.get("eos"), vocabulary.token_id("eot_token_id"), vocabulary.token_id("eom_token_id"))
     ends = {token_id for token_id in named if token_id is not None}
-    ends |= {i for token, i in vocabulary.ids.items() if token in _ENDS and vocabulary.types[i] == TokenType.CONTROL}
+    known = {token: i for token, i in vocabulary.ids.items() if vocabulary.types[i] == TokenType.CONTROL}
+    texts = _ENDS & known.keys()
+    if texts >= _HARMONY_ENDS:
+        texts -= {_HARMONY_MESSAGE_END}
+    ends |= {known[token] for token in texts}
     ids = {f"{name}_token_id": special[name] for name in ("bos", "pad") if name in special}
     return {**ids, "eos_token_id": sorted(ends)}
 

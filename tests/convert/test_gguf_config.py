@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from coli.convert.gguf_config import Metadata, config_from_metadata
+from coli.convert.gguf_config import ROPE_FREQS, Metadata, config_from_metadata
 from coli.errors import CheckpointError, UnsupportedModelError
 from coli.model.config import ModelSpec
 from coli.model.families import spec_from_config
@@ -23,7 +23,8 @@ def config(
         "attention.head_count": 1, "attention.layer_norm_rms_epsilon": 1e-5,
     } | {key.replace("__", "."): value for key, value in keys.items()}  # fmt: skip
     metadata = {"general.architecture": arch} | {f"{arch}.{k}": v for k, v in values.items() if v is not None}
-    return config_from_metadata(Metadata(metadata, PATH), SHAPES if shapes is None else shapes, rope_freqs)[0]
+    rope = {} if rope_freqs is None else {ROPE_FREQS: rope_freqs}
+    return config_from_metadata(Metadata(metadata, PATH), SHAPES if shapes is None else shapes, rope)[0]
 
 
 def spec(arch: str, rope_freqs: np.ndarray | None = None, **keys: Any) -> ModelSpec:

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import tokenizers
 
 from coli.errors import ChatTemplateError, TokenizerError, UnsupportedModelError
 from coli.text.chat import ChatTemplate
@@ -207,6 +208,35 @@ def test_end_ids_are_the_union_of_keys_and_known_texts(tmp_path: Path):
     metadata["tokenizer.ggml.tokens"] += ["<|im_end|>", "<|eot_id|>"]
     metadata["tokenizer.ggml.token_type"] += [CONTROL, NORMAL]
     assert load(metadata, tmp_path).end_ids == {327, 5, 6, 330}
+
+
+def test_harmony_ends_a_message_with_another_token_than_an_answer(tmp_path: Path):
+    """<|end|> stands between the analysis and the answer; in other models it ends."""
+    metadata = byte_level()
+    metadata["tokenizer.ggml.tokens"] += ["<|return|>", "<|end|>", "<|call|>"]
+    metadata["tokenizer.ggml.token_type"] += [CONTROL] * 3
+    (tmp_path / "harmony").mkdir()
+    assert load(metadata, tmp_path / "harmony").end_ids == {327, 330, 332}
+    metadata["tokenizer.ggml.token_type"][332] = NORMAL
+    assert load(metadata, tmp_path).end_ids == {327, 330, 331}
+
+
+@pytest.mark.parametrize(
+    ("text", "pieces"),
+    [
+        ("HelloWorld don't", ["Hello", "World", " don't"]),
+        ("ABCdef GHI'LL", ["ABCdef", " GHI'LL"]),
+        ("1234567", ["123", "456", "7"]),
+        ("a,/\n\nb  c", ["a", ",/\n\n", "b", " ", " c"]),
+        ("  x \n y", [" ", " x", " \n", " y"]),
+    ],
+)
+def test_the_splitter_of_gpt_oss_cuts_as_o200k(text: str, pieces: list[str]):
+    source = {"type": "Sequence", "pretokenizers": list(SPLITTERS["gpt-4o"].parts)}
+    backend = tokenizers.Tokenizer(tokenizers.models.BPE()).to_str()
+    backend = tokenizers.Tokenizer.from_str(json.dumps(json.loads(backend) | {"pre_tokenizer": source}))
+    cut = backend.pre_tokenizer.pre_tokenize_str(text)
+    assert [text[start:stop] for _, (start, stop) in cut] == pieces
 
 
 def test_the_template_is_kept(tmp_path: Path):
