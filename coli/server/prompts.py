@@ -28,7 +28,8 @@ def conversation_ids(llm: LLM, body: ChatRequest, tools: list[dict[str, Any]] | 
     if tools and not template.knows_tools:
         raise RefusedFieldError("tools", "the model's chat template has no place for tools")
     think = think if body.enable_thinking is None else body.enable_thinking
-    return chat_ids(llm.tokenizer, template, messages, enable_thinking=think, tools=tools)
+    variables = body.template_variables
+    return chat_ids(llm.tokenizer, template, messages, enable_thinking=think, tools=tools, **variables)
 
 
 def chat_choice(

@@ -111,6 +111,8 @@ class Message(Strict):
         for name in ("name", "tool_call_id", "reasoning_content"):
             if getattr(self, name) is not None:
                 found[name] = getattr(self, name)
+        if self.reasoning_content is not None:
+            found["thinking"] = self.reasoning_content  # Harmony's word for it
         if self.tool_calls:
             found["tool_calls"] = [
                 {
@@ -226,6 +228,12 @@ class ChatRequest(Generating):
     tool_choice: Any = None
     parallel_tool_calls: bool | None = None
     enable_thinking: bool | None = None
+    reasoning_effort: str | None = Field(None, max_length=32)
+
+    @property
+    def template_variables(self) -> dict[str, Any]:
+        """What templates read beside the messages, where the client says so."""
+        return {} if self.reasoning_effort is None else {"reasoning_effort": self.reasoning_effort}
 
     @property
     def wanted_tokens(self) -> int | None:

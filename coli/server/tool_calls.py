@@ -1,7 +1,7 @@
 """Tool calls in an answer's text: the spellings models were trained on, back to names and arguments.
 
-Known: `<tool_call>{...}</tool_call>` (Hermes, Qwen), `[TOOL_CALLS][...]` (Mistral), and an answer that is one JSON
-object naming a tool (Llama). Text that is none of these stays text.
+Known: `<tool_call>{...}</tool_call>` (Hermes, Qwen), `[TOOL_CALLS][...]` (Mistral), a channel `to=functions.name`
+(Harmony), and an answer that is one JSON object naming a tool (Llama). Text that is none of these stays text.
 """
 
 from __future__ import annotations
@@ -12,9 +12,11 @@ from collections.abc import Collection
 from dataclasses import dataclass
 from typing import Any
 
+from coli.text import harmony
+
 _TAGGED = re.compile(r"<tool_call>\s*(\{.*?\})\s*</tool_call>", re.DOTALL)
 _LISTED = re.compile(r"^\s*\[TOOL_CALLS\]\s*(\[.*\])\s*$", re.DOTALL)
-OPENINGS = ("<tool_call>", "[TOOL_CALLS]")
+OPENINGS = ("<tool_call>", "[TOOL_CALLS]", harmony.CHANNEL)
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,6 +36,9 @@ def parse_calls(text: str, names: Collection[str]) -> tuple[str, list[Call]]:
     elif listed := _LISTED.match(text):
         found = _json(listed[1])
         calls, rest = [_call(each, names) for each in found] if isinstance(found, list) else [None], ""
+    elif channels := list(harmony.parts(text)):
+        calls = [_call({"name": name, "arguments": arguments}, names) for name, arguments in harmony.calls(channels)]
+        rest = harmony.said(channels)
     else:
         calls, rest = [_call(_json(text), names)], ""
     good = [call for call in calls if call is not None]

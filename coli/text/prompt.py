@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from coli.text import harmony
 from coli.text.chat import ChatTemplate, Message
 from coli.text.tokenizer import Tokenizer
 
@@ -33,6 +34,8 @@ def chat_ids(
     def render(messages: Any, tools: Any) -> str:
         return template.render(messages, add_generation_prompt, enable_thinking, tools, **variables)
 
+    if harmony.CHANNEL in tokenizer.special_texts:
+        messages = [harmony.as_fields(message) for message in messages]
     text = render(messages, tools)  # first of all: a refusal must be about what the user wrote
     if not _any_text(lambda part: _reaches_special(tokenizer, part), [messages, tools]):
         ids = tokenizer.encode(text, special=True)

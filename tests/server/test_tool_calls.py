@@ -12,6 +12,12 @@ from coli.server.tool_calls import Call, certain_text, parse_calls
         ('[TOOL_CALLS] [{"name": "g", "arguments": {}}]', "", [Call("g", "{}")]),
         ('{"name": "f", "parameters": {"x": "y"}}', "", [Call("f", '{"x": "y"}')]),
         ('{"name": "unknown"}', '{"name": "unknown"}', []),
+        ("<|channel|>analysis<|message|>so<|end|><|start|>assistant<|channel|>commentary to=functions.f "
+         '<|constrain|>json<|message|>{"a": 1}', "", [Call("f", '{"a": 1}')]),
+        ("<|channel|>commentary<|message|>I ask.<|end|><|start|>assistant to=functions.g<|channel|>commentary json"
+         "<|message|>{}", "I ask.", [Call("g", "{}")]),
+        ("<|channel|>commentary to=functions.h<|message|>{}", "<|channel|>commentary to=functions.h<|message|>{}", []),
+        ("<|channel|>final<|message|>a", "<|channel|>final<|message|>a", []),
         ("plain", "plain", []),
         ("<tool_call>{broken</tool_call>", "<tool_call>{broken</tool_call>", []),
         ('{"a": 1}', '{"a": 1}', []),
