@@ -6,7 +6,7 @@ either kept or dropped. Called by the model's one thread.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 import numpy as np
@@ -68,6 +68,14 @@ class SlidingRows:
     def reaches(self, length: int) -> bool:
         """Whether everything that a row at position `length` sees is still here."""
         return self.base <= max(0, length - self.window + 1)
+
+
+@dataclass(frozen=True, slots=True)
+class HeldWindows:
+    """What the layers with windows held at one length of a cache: their keys, values and base by window."""
+
+    length: int
+    rows: tuple[tuple[NDArray[Any], NDArray[Any], int], ...]
 
 
 class Follower(Protocol):
@@ -180,6 +188,19 @@ class KVCache:
                 rows.base = 0
         if self.follower is not None:
             self.follower.rewind(self.length)
+
+    def held_windows(self) -> HeldWindows:
+        """A copy of what the windows hold, for `return_to`."""
+        return HeldWindows(
+            self.length, tuple((rows.keys.copy(), rows.values.copy(), rows.base) for rows in self.sliding)
+        )
+
+    def return_to(self, held: HeldWindows) -> None:
+        """Take back every row appended since `held` was taken, however many they are."""
+        assert held.length <= self.length
+        for rows, (keys, values, base) in zip(self.sliding, held.rows, strict=True):
+            rows.keys[:], rows.values[:], rows.base = keys, values, base
+        self.rewind(held.length)
 
     def copy_prefix(self, other: "KVCache", length: int) -> None:
         """Hold the first `length` rows of `other`, a cache of the same shape, bit for bit, and nothing else; no row

@@ -30,6 +30,7 @@ from coli.errors import OptionError
 from coli.kernels import probe, runtime
 from coli.llm import LLM
 from coli.loading import PREFILL_CHUNK, LoadedModel
+from coli.model.kv_cache import KVCache
 from coli.model.tensors import container_spec
 from coli.options import EngineOptions, SamplerOptions
 from coli.process_use import peak_memory_bytes
@@ -248,7 +249,8 @@ class _Runner:
     def _run(self, loaded: LoadedModel, session: Session, test: Test) -> Sample:
         rng = np.random.default_rng([SEED, test.n_depth])
         ids = [int(i) for i in rng.integers(0, min(loaded.spec.vocab_size, HIGHEST_ID), test.positions)]
-        _seek(loaded, session, ids[: test.n_depth])
+        _seek(loaded, session, ids[: test.n_depth], test.n_depth + (test.n_prompt or 1))
+        held = _cache(session).held_windows()
         begin = _prompt if test.n_prompt else _decoding if test.n_gen else _verifying
         work = begin(loaded, session, ids[test.n_depth :])
         before, phases = _counters(loaded), loaded.model.phase_seconds()
@@ -261,7 +263,8 @@ class _Runner:
         time_s = _divided(phases, loaded.model.phase_seconds())
         time_s["disk_wait"] = waited
         time_s["python"] = max(0.0, seconds - sum(time_s.values()))
-        session.rewind(test.n_depth)
+        del session.token_ids[test.n_depth :]
+        _cache(session).return_to(held)
         return Sample(seconds, int(hits), int(misses), int(nbytes), time_s)
 
     def _result(self, llm: LLM, loaded: LoadedModel, test: Test, samples: Sequence[Sample]) -> dict[str, Any]:
@@ -356,13 +359,25 @@ def _counters(loaded: LoadedModel) -> tuple[float, float, float, float]:
     return stats.hits + stats.prefill_hits, stats.misses + stats.prefill_misses, stats.bytes_read, stats.wait_s
 
 
-def _seek(loaded: LoadedModel, session: Session, ids: Sequence[int]) -> None:
-    """Make `ids` the context, computing only what is not there."""
+def _cache(session: Session) -> KVCache:
+    """The session's cache, which is a model's."""
+    assert isinstance(session.cache, KVCache)
+    return session.cache
+
+
+def _seek(loaded: LoadedModel, session: Session, ids: Sequence[int], prompt_length: int) -> None:
+    """Make `ids` the context of a prompt of `prompt_length` ids, computing only what is not there. The engine would
+    take `ids` for the whole prompt, whose length decides how longrope turns them."""
+    cache = _cache(session)
+    cache.expect(prompt_length)
     if session.token_ids[: len(ids)] != list(ids):
         session.rewind(0)
     session.rewind(min(len(session.token_ids), len(ids)))
-    if len(session.token_ids) < len(ids):
-        loaded.engine.prefill(session, ids[len(session.token_ids) :], RunStats())
+    session.token_ids[:] = ids
+    for at in range(cache.length, len(ids), PREFILL_CHUNK):  # from 0 where a window does not reach back that far
+        chunk = np.array(ids[at : at + PREFILL_CHUNK], np.int64)
+        positions = np.arange(at, at + len(chunk), dtype=np.int64)
+        loaded.model.forward(cache, chunk, positions, None, np.empty(0, np.int64), prefill=True)
 
 
 def _prompt(loaded: LoadedModel, session: Session, ids: Sequence[int]) -> Iterator[int]:
@@ -383,7 +398,7 @@ def _decoding(loaded: LoadedModel, session: Session, ids: Sequence[int]) -> Iter
 
 def _verifying(loaded: LoadedModel, session: Session, ids: Sequence[int]) -> Iterator[int]:
     """Computes the ids as the rows of one forward, again and again; nothing of them stays."""
-    cache: Any = session.cache
+    cache = _cache(session)
     start, count = cache.length, len(ids)
     rows = np.arange(count, dtype=np.int64)
     for _ in range(VERIFIED):

@@ -5,10 +5,13 @@ import io
 import json
 from pathlib import Path
 
+import numpy as np
 import pytest
 from containers import container
+from forward_runs import Runner
 
 from coli.builtin import DEMO_MODEL
+from coli.model.transformer import Transformer
 from coli.options import EngineOptions
 from coli.tools import bench
 from coli.tools.bench_forecast import BenchForecast
@@ -80,6 +83,51 @@ def test_cold_reads_what_warm_has_in_memory(coli, nothing_written):
     assert (warm["cache"], cold["cache"]) == ("warm", "cold")
     assert cold["bytes_per_token"] > 0 == warm["bytes_per_token"]
     assert cold["expert_hit_rate"] < warm["expert_hit_rate"]
+
+
+@pytest.mark.parametrize(
+    ("name", "test"),
+    [
+        ("gpt_oss-base", bench.Test(150, 0, 120)),
+        ("gpt_oss-base", bench.Test(0, 80, 120)),
+        ("gpt_oss-base", bench.Test(0, 0, 120, n_rows=7)),
+        ("phimoe-longrope", bench.Test(30, 0, 40)),  # the prompt ends beyond the short factors, the context before
+    ],
+)
+def test_a_context_is_read_once_and_not_while_time_is_taken(name, test, monkeypatch):
+    """Neither a window that was left behind nor longrope's other factors make a repetition read it again."""
+    read, computed, forward = [], [], Transformer.forward
+
+    def watched(self, cache, token_ids, positions, *rest, **options):
+        (read if cache.length < test.n_depth else computed).append(len(token_ids))
+        assert list(positions) == list(range(cache.length, cache.length + len(token_ids)))
+        return forward(self, cache, token_ids, positions, *rest, **options)
+
+    monkeypatch.setattr(Transformer, "forward", watched)
+    options = bench.BenchOptions(tests=(test,), threads=(1,), repetitions=3)
+    engine = EngineOptions(usage_save=False, gate_save=False)
+    list(bench.bench(container(name, "q8"), engine, options, print))
+    assert sum(read) == test.n_depth
+    each = {test.n_prompt, test.n_rows, 1} - {0}
+    assert set(computed) <= each
+
+
+def test_what_is_measured_behind_a_window_is_what_a_cache_of_everything_gives():
+    """Rows taken back and computed again have the bits of the first time."""
+    runner = Runner(container("gpt_oss-base", "f32"))
+    ids, rows = [(7 * i) % 300 for i in range(300)], np.arange(150)
+
+    def logits(cache):
+        return runner.model.forward(cache, np.array(ids[150:]), 150 + rows, None, rows, prefill=False).copy()
+
+    cache = runner.cache(512)
+    runner.model.forward(cache, np.array(ids[:150]), rows, None, np.array([], np.int64), prefill=True)
+    held = cache.held_windows()
+    first = logits(cache)
+    for _ in range(2):
+        cache.return_to(held)
+        assert cache.length == 150
+        assert np.array_equal(logits(cache), first)
 
 
 def test_a_dense_model_has_no_hit_rate(coli):
