@@ -135,28 +135,20 @@ class Avx2Q8(Vnni256):
         return self.b.add(a, self.pairs(self.maddubs(mag, x)))
 
 
-class Avx2Mxfp4(Avx2Q4):
-    """|w| * (x with the sign of w), summed in int16 over the group: at most 8 * 2 * 12 * 127 = 24384."""
+class Avx2Mxfp4(Vnni256Mxfp4, Avx2Q4):
+    """vpmaddubsw with the values made unsigned. Their sum over a group does not fit int16, over half of it it does: at
+    most 4 * 2 * 24 * 128 = 24576. So the steps add to two sums in turn. (Of more than 3 vectors: assembly.py.)"""
 
-    tile = 4
+    def start(self, corr):
+        return [super().start(corr), super().start(corr)]
 
-    def prep(self, w):
-        halves = Vnni256.prep(self, w)
-        return [[self.lookup(values, half) for values in ([abs(v) for v in TWICE], TWICE)] for half in halves]
-
-    def lookup(self, values, half):
-        return call(self.b, "llvm.x86.avx2.pshuf.b", self.W8, table(values, 2), half)
-
-    def codes(self, w):
-        return w
-
-    def half(self, a, w, x):
-        mag, signed = w
-        x = call(self.b, "llvm.x86.avx2.psign.b", self.W8, x, signed)
-        return self.b.add(a, self.maddubs(mag, x))
+    def step(self, a, w, x):
+        this, other = a
+        return [other, super().step(this, w, x)]
 
     def finish(self, a, corr):
-        return Vnni256.finish(self, [self.pairs(p) for p in a], corr)
+        sums = [self.b.add(self.pairs(p), self.pairs(q)) for p, q in zip(*a, strict=True)]
+        return self.b.add(Vnni256.finish(self, sums, corr), splat(self.b, corr, VI))
 
 
 class GenericQ4:

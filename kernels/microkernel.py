@@ -184,7 +184,8 @@ def emit_assembled(b, weights, n, s0, m, xp, groups, outs, scratch):
     g.add_incoming(const(I64, 0), entry)
     weights.at(g)
     x = plus(b, first, b.mul(g, record))
-    assembly.emit_group(b, m, weights.w, weights.s, x, plus(b, x, to_scale), plus(b, x, to_corr), scratch)
+    kind = weights.kind
+    assembly.emit_group(b, m, kind, weights.w, weights.s, x, plus(b, x, to_scale), plus(b, x, to_corr), scratch)
     after = b.add(g, const(I64, 1))
     g.add_incoming(after, loop)
     b.cbranch(b.icmp_signed("<", after, groups), loop, done)
@@ -226,10 +227,10 @@ def make_tile(kind):
             wp, sp, xp, op = (pointer(b, a) for a in (w, ws, x, out))
             path = simd_path_of(context.codegen().magic_tuple())
             dot = PATHS[path][KINDS.index(kind)](b)
-            assembled = kind == "q4" and path == "avx2" and features(context) >= assembly.NEEDED
+            assembled = kind in assembly.KINDS and path == "avx2" and features(context) >= assembly.NEEDED
             if assembled:
                 scratch = cgutils.alloca_once(b, I8, size=assembly.SCRATCH_BYTES)
-                assembly.emit_constants(b, scratch)
+                assembly.emit_constants(b, scratch, kind)
             packed = Packed(b, kind, dot, has_half(context), wp, sp)
 
             def out_of(s):
