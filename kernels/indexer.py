@@ -80,6 +80,13 @@ def _threshold(scores, count, topk, buckets):
     return prefix, left
 
 
+@device
+def _weighed(at, scale, factor, total):
+    """The chain of a position's score over heads goes on by the dot product at `at`."""
+    dot = load_f32(at) * scale
+    return fma_f32(factor, np.float32(0) if dot < np.float32(0) else dot, total)
+
+
 def _select(args, part, parts):
     """args: 0 q, q stride, w, w stride, address (S), 5 prefix_len, paths, path stride, path_len, 9 rows, heads, dim,
     width, half, 14 topk, slots, slots stride, counts, scratch, room, OUTER, 21 scale, w scale."""
@@ -94,7 +101,7 @@ def _select(args, part, parts):
     block = span + 4 * SPAN * width  # (SPAN, lanes) f32
     factors = block + 4 * SPAN * lanes  # (lanes,) f32
     buckets = factors + 4 * lanes  # (BUCKETS,) i64
-    scores = buckets + 8 * BUCKETS  # (positions,) f32
+    scores = buckets + 8 * BUCKETS  # (positions, and up to 3 more) f32
     zero = np.float32(0)
     for s in range(part, rows, parts):
         prefix, path, keys = load_i64(prefixes + 8 * s), paths + 8 * s * path_stride, load_i64(addresses + 8 * s)
@@ -112,12 +119,18 @@ def _select(args, part, parts):
                 widen_rows(keys, np.int64(0), prefix, path, t, n, width, half, span)
                 call_outer(outer, 0, n, lanes >> 4, span, 4 * width, turned, 4 * lanes, 64, width, block, 4 * lanes, 64,
                            1, 0)  # fmt: skip
-                for i in range(n):
-                    total = zero
+                for i in range(0, n, 4):  # four chains side by side; those behind n are not kept
+                    first, second, third, fourth = zero, zero, zero, zero
                     for h in range(heads):
-                        dot = load_f32(block + 4 * (i * lanes + h)) * scale
-                        total = fma_f32(load_f32(factors + 4 * h), zero if dot < zero else dot, total)
-                    store_f32(scores + 4 * (t + i), total)
+                        at, factor = block + 4 * (i * lanes + h), load_f32(factors + 4 * h)
+                        first = _weighed(at, scale, factor, first)
+                        second = _weighed(at + 4 * lanes, scale, factor, second)
+                        third = _weighed(at + 8 * lanes, scale, factor, third)
+                        fourth = _weighed(at + 12 * lanes, scale, factor, fourth)
+                    store_f32(scores + 4 * (t + i), first)
+                    store_f32(scores + 4 * (t + i) + 4, second)
+                    store_f32(scores + 4 * (t + i) + 8, third)
+                    store_f32(scores + 4 * (t + i) + 12, fourth)
             threshold, equal = _threshold(scores, stop, topk, buckets)
         count = 0
         for t in range(stop):
@@ -155,7 +168,7 @@ def working_bytes(heads: int, dim: int, positions: int, threads: int) -> int:
 
 def _thread_bytes(heads: int, dim: int, positions: int) -> int:
     width, lanes = padded(dim), padded(heads)
-    floats = width * lanes + SPAN * (width + lanes) + lanes + 2 * BUCKETS + positions
+    floats = width * lanes + SPAN * (width + lanes) + lanes + 2 * BUCKETS + positions + 3
     return -(-4 * floats // 64) * 64
 
 

@@ -37,7 +37,7 @@ from coli.kernels.simd import (
 
 unpack2, unpack4, unpack5, unpack8, unpack10, unpack11 = (unpacker(n) for n in (2, 4, 5, 8, 10, 11))
 
-SPAN = 32  # positions widened to float32 at a time
+SPAN = 128  # positions widened to float32 at a time
 MOST_HEADS = 64  # of a unit: bounds the scores kept
 
 

@@ -6,7 +6,7 @@ import pytest
 
 from coli.kernels import indexer
 
-CAP = 128
+CAP = 256
 
 
 def chosen(q, w, cache, prefix, path, length, topk, threads):
@@ -32,8 +32,8 @@ def test_a_row_attends_the_positions_the_twin_chooses(
     numbers[:, :dim] = rng.standard_normal((CAP, dim))
     numbers[10:20] = numbers[10]  # equal scores
     cache = numbers.view(np.uint16) if is_f16 else numbers
-    prefix, length = np.array([1, 16, 33, 70]), np.array([0, 3, 1, 2])
-    path = rng.integers(80, CAP, (4, 3))
+    prefix, length = np.array([1, 16, 33, 140]), np.array([0, 3, 1, 2])  # beyond a span of positions
+    path = rng.integers(180, CAP, (4, 3))
     q = rng.standard_normal((4, heads * dim)).astype(np.float32)
     w = rng.standard_normal((4, heads)).astype(np.float32)
     found = chosen(q, w, cache, prefix, path, length, topk, threads)

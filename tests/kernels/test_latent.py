@@ -6,7 +6,7 @@ import pytest
 
 from coli.kernels import latent
 
-CAP = 128
+CAP = 256
 
 
 def run(query, cache, prefix, path, length, threads, chosen=None):
@@ -30,8 +30,8 @@ def test_every_row_is_what_the_twin_computes(heads: int, rank: int, is_f16: bool
     numbers = rng.standard_normal((CAP, width)).astype(np.float16 if is_f16 else np.float32)
     cache = numbers.view(np.uint16) if is_f16 else numbers
     query = rng.standard_normal((rows, heads, width)).astype(np.float32)
-    prefix, length = np.array([1, 16, 33, 70]), np.array([0, 3, 1, 2])
-    path = rng.integers(80, CAP, (rows, 3))
+    prefix, length = np.array([1, 16, 33, 140]), np.array([0, 3, 1, 2])  # beyond a span of positions
+    path = rng.integers(180, CAP, (rows, 3))
     found = run(query, cache, prefix, path, length, threads)
     for s in range(rows):
         slots = [*range(prefix[s]), *path[s, : length[s]]]
