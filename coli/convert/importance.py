@@ -16,7 +16,8 @@ Columns = NDArray[np.float32]
 
 @dataclass(frozen=True, slots=True)
 class Importance:
-    """Mean squared activations by input column, > 0: of dense matrices (cols,), of expert parts (E, cols)."""
+    """Mean squared activations by input column, > 0: of dense matrices (cols,), of those that hold a matrix per head
+    (N, cols), of expert parts (E, cols)."""
 
     dense: Mapping[str, Columns]  # by tensor name
     experts: Mapping[int, Mapping[str, Columns]]  # by layer and part

@@ -26,12 +26,16 @@ from coli.store.layout import (
 from coli.store.manifest import LayerRecords, expert_tensor_name, packed_tensors
 
 BLOCK_WEIGHTS = 1 << 22  # of one encoded row block: 16 MB as float32
+PER_HEAD = (".k_up.weight", ".v_up.weight")  # a matrix per attention head, one after the other
 SHARD_BYTES = 4_000_000_000
 
 
 @dataclass(frozen=True, slots=True)
 class Encode:
-    """Write the packed weights of rows start..stop-1 and keep their scales pending."""
+    """Write the packed weights of rows start..stop-1 and keep their scales pending.
+
+    importance: (cols,), or (n, cols) where the rows are n heads' one after the other.
+    """
 
     rows: Rows
     kind: Kind
@@ -210,7 +214,8 @@ class Plan:
                 yield Vector(rows, stored)
                 continue
             importance = None if self.importance is None else self.importance.of_dense(name)
-            yield from _encode_all(rows, stored.kind, importance)
+            heads = self.spec.num_attention_heads if name.endswith(PER_HEAD) else 1
+            yield from _encode_all(rows, stored.kind, importance, heads)
             if stored.scales_bytes:
                 follows = i + 1 < len(names) and names[i + 1] == f"{name}.scales"
                 yield Scales(None if follows else f"{name}.scales")
@@ -250,10 +255,14 @@ def _record_stream(
             yield Vector(sources[f"{name}.bias"], round_up(part.rows, TILE_ROWS))
 
 
-def _encode_all(rows: Rows, kind: Kind, importance: Columns | None) -> Iterator[Encode]:
-    step = max(TILE_ROWS, BLOCK_WEIGHTS // rows.cols // TILE_ROWS * TILE_ROWS)
+def _encode_all(rows: Rows, kind: Kind, importance: Columns | None, heads: int = 1) -> Iterator[Encode]:
+    """Blocks of whole tiles, of whole heads where the matrix holds one per head."""
+    whole = TILE_ROWS if heads == 1 else rows.rows // heads
+    step = max(whole, BLOCK_WEIGHTS // rows.cols // whole * whole)
     for start in range(0, rows.rows, step):
-        yield Encode(rows, kind, start, min(start + step, rows.rows), importance)
+        stop = min(start + step, rows.rows)
+        own = importance if importance is None or importance.ndim == 1 else importance[start // whole : stop // whole]
+        yield Encode(rows, kind, start, stop, own)
 
 
 def _of_head(kind: Kind, native: Kind | None) -> Kind:

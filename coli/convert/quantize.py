@@ -25,7 +25,8 @@ def encode(
 ) -> Encoded:
     """Quantize and pack finite weights (rows, cols), padded to tiles of 16 rows and groups of 32 inputs.
 
-    importance (cols,) weights the squared error that q4 scales make least; None: all columns alike.
+    importance (cols,) weights the squared error that q4 scales make least, (n, cols) that of each of n equal runs of
+    rows; None: all columns alike.
     CheckpointError names the tensor if a weight is too large for a float16 scale.
     """
     if kind is Kind.F32:
@@ -33,8 +34,13 @@ def encode(
     report = np.zeros(len(quantize.REPORT), np.int64)
     if kind is Kind.Q8:
         weights, scales = quantize.pack_q8(*quantize.quantize_q8(block, report, threads), threads)
-    else:
+    elif importance is None or importance.ndim == 1:
         weights, scales = quantize.pack_q4(*quantize.quantize_q4(block, importance, report, threads), threads)
+    else:
+        runs = zip(np.split(block, len(importance)), importance, strict=True)
+        parts = [quantize.quantize_q4(part, columns, report, threads) for part, columns in runs]
+        nibbles, group_scales = (np.concatenate(arrays) for arrays in zip(*parts, strict=True))
+        weights, scales = quantize.pack_q4(nibbles, group_scales, threads)
     not_finite, overflows, _ = report
     assert not not_finite, f"{name}: checked before"
     if overflows:

@@ -169,6 +169,8 @@ class HeadProjection:
         """x (S*N, cols), row s*N + h -> the first `rows` numbers of out (S, N, width)."""
         S, N, width = out.shape
         linear, cols = self._linear, x.shape[1]
+        if machine.sight is not None:
+            machine.sight.dense((linear,), x, heads=N)
         row_ids = (np.arange(S) * N + np.arange(N)[:, None]).reshape(-1)  # head by head
         blocks, jobs = np.zeros((N, 4), np.int64), matmul.job_table(N)
         step = matmul.x_bytes(linear.kind, S, linear.groups)

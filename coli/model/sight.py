@@ -23,7 +23,7 @@ class Look(Protocol):
     """Sees rows that are valid during the call only."""
 
     def dense(self, linears: tuple[Linear, ...], x: Rows) -> None:
-        """`linears` read x (S, cols)."""
+        """`linears` read x (S, cols), or x (S, N, cols), each head's rows of the matrix what belongs to that head."""
 
     def expert(self, layer_idx: int, expert_id: int, rows: Ints, x: Rows, hidden: Rows) -> None:
         """An expert was chosen by `rows` (n,), ascending; gate and up read x (n, H), down reads hidden (n, I)."""
@@ -31,11 +31,16 @@ class Look(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class DenseInput:
-    """Matrices that read `x`, which is complete before call number `call` of the tape."""
+    """Matrices that read `x`, which is complete before call number `call` of the tape; row s*heads + h for head h."""
 
     call: int
     linears: tuple[Linear, ...]
     x: Rows
+    heads: int = 1
+
+    def show(self, look: Look) -> None:
+        x = self.x
+        look.dense(self.linears, x if self.heads == 1 else x.reshape(len(x) // self.heads, self.heads, -1))
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,8 +66,8 @@ class Sight:
     tape: Tape
     inputs: list[DenseInput | ExpertInputs] = field(default_factory=list)
 
-    def dense(self, linears: tuple[Linear, ...], x: Rows) -> None:
-        self.inputs.append(DenseInput(len(self.tape), linears, x))
+    def dense(self, linears: tuple[Linear, ...], x: Rows, heads: int = 1) -> None:
+        self.inputs.append(DenseInput(len(self.tape), linears, x, heads))
 
     def experts(self, point: SparsePoint, x: Rows, index: Ints, hidden: Rows) -> None:
         self.inputs.append(ExpertInputs(point, x, index, hidden))

@@ -195,7 +195,7 @@ class Transformer:
         for seen in sight.inputs:
             if isinstance(seen, DenseInput):
                 call = self._replay(program, call, seen.call)
-                look.dense(seen.linears, seen.x)
+                seen.show(look)
             else:
                 self._replay(program, call, seen.point.plan_call)
                 self._stream(program, seen.point, prefill=True, watching=(seen, look))

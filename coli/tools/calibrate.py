@@ -35,7 +35,7 @@ CHUNK = 512
 SINK_ROWS = 1  # first rows of a window, which are not counted: they hold the attention sink, a thousand times larger
 PRIOR_ROWS = 64  # an expert counts as if it had seen so many rows of its layer's mean too
 FLOOR = 0.01  # of the matrix's mean: a column the text did not use matters a little
-RULES = ("q8", MAX_TEXT_BYTES, MAX_TOKENS, WINDOW, SINK_ROWS, PRIOR_ROWS, FLOOR)
+RULES = ("q8", "heads", MAX_TEXT_BYTES, MAX_TOKENS, WINDOW, SINK_ROWS, PRIOR_ROWS, FLOOR)
 
 Sums = NDArray[np.float64]
 
@@ -155,7 +155,8 @@ class _TextCalibration:
 def mean_squares(
     llm: LLM, ids: Sequence[int], progress: Callable[[int, int], None] | None = None
 ) -> dict[str, NDArray[np.float32]]:
-    """Mean squared activations by tensor name (cols,), and by `layers.L.experts.PART` (E, cols) for experts."""
+    """Mean squared activations by tensor name (cols,), of matrices per head (N, cols), and by `layers.L.experts.PART`
+    (E, cols) for experts."""
     prefix = list(llm.tokenizer.prefix_ids)
     window = min(WINDOW, llm.spec.max_position_embeddings)
     loaded = llm.load(window)
@@ -189,7 +190,7 @@ class _Sums:
         for linear in linears:
             name = self._names.get(linear.weights)
             if name is not None:
-                before, rows = self._dense.get(name, (np.zeros(x.shape[1]), 0))
+                before, rows = self._dense.get(name, (np.zeros(x.shape[1:]), 0))
                 self._dense[name] = before + squares, rows + len(x) - self.skip
 
     def expert(
@@ -211,7 +212,7 @@ class _Sums:
 
     def means(self) -> dict[str, NDArray[np.float32]]:
         """Means, experts drawn to their layer's where they saw few rows, none below a share of the matrix's mean."""
-        found = {name: _floored(total[None] / max(rows, 1))[0] for name, (total, rows) in self._dense.items()}
+        found = {name: _floored(total / max(rows, 1)) for name, (total, rows) in self._dense.items()}
         for name, total in self._experts.items():
             seen = self._seen[int(name.split(".")[1])][:, None]
             layer = total.sum(axis=0) / max(int(seen.sum()), 1)
@@ -223,16 +224,16 @@ class _Sums:
 
 
 def _squares(x: NDArray[np.float32]) -> Sums:
-    """(n, cols) -> (cols,) sums of squares in float64, row after row."""
-    total = np.zeros(x.shape[1])
+    """(n, cols) -> (cols,), or (n, N, cols) -> (N, cols): sums of squares in float64, row after row."""
+    total = np.zeros(x.shape[1:])
     for row in x.astype(np.float64):
         total += row * row
     return total
 
 
 def _floored(means: Sums) -> NDArray[np.float32]:
-    """(n, cols), each row scaled to a mean of 1 and kept away from 0; all ones where nothing was ever active."""
-    average = means.mean(axis=1, keepdims=True)
+    """(..., cols), each row scaled to a mean of 1 and kept away from 0; all ones where nothing was ever active."""
+    average = means.mean(axis=-1, keepdims=True)
     scaled = np.divide(means, average, out=np.ones_like(means), where=average > 0)
     floored: NDArray[np.float32] = np.maximum(scaled, FLOOR).astype(np.float32)
     return floored
@@ -263,10 +264,12 @@ def _attention_matrices(weights: AttentionWeights | LatentWeights) -> list[tuple
     if isinstance(weights, AttentionWeights):
         names = ("q_proj", "k_proj", "v_proj", "o_proj")
         return [(name, getattr(weights, name)) for name in names]
-    found = [("kv_a_proj_with_mqa", weights.kv_a_proj_with_mqa), ("o_proj", weights.o_proj)]
+    found = [(name, getattr(weights, name)) for name in ("kv_a_proj_with_mqa", "k_up", "v_up", "o_proj")]
+    if weights.indexer is not None:
+        found += [(f"indexer.{name}", getattr(weights.indexer, name)) for name in ("wq_b", "wk", "weights_proj")]
     if weights.q_b_proj is None:
         return [("q_proj", weights.q_proj), *found]
-    return [("q_a_proj", weights.q_proj), ("q_b_proj", weights.q_b_proj), *found]  # k_up, v_up: no input to measure
+    return [("q_a_proj", weights.q_proj), ("q_b_proj", weights.q_b_proj), *found]
 
 
 def _importance(arrays: dict[str, NDArray[np.float32]]) -> Importance:

@@ -14,7 +14,7 @@ from coli.llm import LLM
 from coli.options import EngineOptions
 from coli.tools import calibrate
 
-DENSE, SPARSE = "llama-bias-sharded", "olmoe-base"
+DENSE, SPARSE, LATENT = "llama-bias-sharded", "olmoe-base", "glm_moe_dsa-sparse"
 IDS = [int(i) for i in np.random.default_rng(5).integers(0, 60, 700)]
 
 
@@ -57,17 +57,20 @@ def test_the_first_layer_s_columns_are_those_of_the_normed_embedding():
     np.testing.assert_allclose(found, np.maximum(squares / squares.mean(), calibrate.FLOOR), rtol=1e-4)
 
 
-def test_every_matrix_that_multiplies_has_columns():
-    found = measured(container(SPARSE, "f32"))
-    names = read_tensors(container(SPARSE, "f32"))
-    matrices = {n for n in names if n.endswith("_proj.weight") or n == "lm_head.weight"}
+@pytest.mark.parametrize("name", [SPARSE, LATENT])
+def test_every_matrix_that_multiplies_has_columns(name):
+    found = measured(container(name, "f32"))
+    names = read_tensors(container(name, "f32"))
+    ends = ("_proj.weight", "_with_mqa.weight", "_up.weight", "wq_b.weight", "wk.weight", "lm_head.weight")
+    matrices = {n for n in names if n.endswith(ends)}
+    assert len(matrices) > 8
     assert matrices <= found.keys()
-    for layer_idx in (0, 1):
+    for layer_idx in (1, 2) if name == LATENT else (0, 1):
         for part in ("gate", "up", "down"):
             assert found[f"layers.{layer_idx}.experts.{part}"].min() > 0
 
 
-@pytest.mark.parametrize("name", [DENSE, SPARSE])
+@pytest.mark.parametrize("name", [DENSE, SPARSE, LATENT])
 def test_chunks_and_threads_do_not_change_a_bit(monkeypatch, name):
     path = container(name, "f32")
     whole = measured(path, threads=1)
@@ -123,6 +126,26 @@ def test_weighted_errors_shrink_and_the_same_call_gives_the_same_bytes(tmp_path,
 
     assert expert_error(ours) < expert_error(plain)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["a", "b", "text.txt"]
+
+
+def test_matrices_per_head_are_weighted_head_by_head(tmp_path, text):
+    """k_up and v_up of latent attention: each head's columns by what that head reads."""
+    plain, ours = container(LATENT, "q4"), calibrated(LATENT, tmp_path / "a", text)
+    with LLM.open(container(LATENT, "q8"), EngineOptions(usage_save=False, kv="f32"), lambda line: None) as llm:
+        importance = calibrate.mean_squares(llm, llm.tokenizer.encode(text.read_text()))
+        heads = llm.spec.num_attention_heads
+    for part in ("k_up", "v_up"):
+        errors = np.zeros(2)
+        for layer_idx in range(3):
+            name = f"model.layers.{layer_idx}.self_attn.{part}.weight"
+            columns = importance[name]
+            assert len(columns) == heads
+            assert not np.allclose(columns[0], columns[1], rtol=0.1)
+            exact = stored_matrix(container(LATENT, "f32"), name)
+            for i, model in enumerate((plain, ours)):
+                error = (stored_matrix(model, name) - exact) ** 2
+                errors[i] += (error.reshape(heads, -1, error.shape[1]) * columns[:, None]).sum()
+        assert errors[1] < errors[0], part
 
 
 def test_an_interrupted_calibration_goes_on_and_measures_once(tmp_path, text, monkeypatch):
