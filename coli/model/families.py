@@ -27,6 +27,7 @@ from coli.model.family_parts import (
     first_dense,
     latent_spec,
     layer_count,
+    mlp_types,
     one_of,
     qwen_window,
     qwen_windows,
@@ -187,7 +188,7 @@ def _glm_moe_dsa(reader: ConfigReader) -> ModelSpec:
         index_topk=reader.integer("index_topk"),
         interleaved=reader.flag("indexer_rope_interleave", True),
     )
-    spec = latent_spec(reader, sigmoid_experts(reader), indexer)
+    spec = latent_spec(reader, sigmoid_experts(reader), indexer, mlp_types(reader))
     assert spec.latent is not None
     if spec.latent.q_lora_rank is None:
         raise reader.wrong("q_lora_rank", "a number: the indexer reads the compressed queries", None)

@@ -117,8 +117,13 @@ def common_spec(
     )
 
 
-def latent_spec(reader: ConfigReader, experts: ExpertRules, indexer: IndexerSpec | None = None) -> ModelSpec:
-    """DeepSeek's attention; a published head_dim means other things and is not read."""
+def latent_spec(
+    reader: ConfigReader,
+    experts: ExpertRules,
+    indexer: IndexerSpec | None = None,
+    sparse: Callable[[int], bool] | None = None,
+) -> ModelSpec:
+    """DeepSeek's attention; a published head_dim means other things and is not read. sparse: None is its own rule."""
     latent = LatentSpec(
         q_lora_rank=reader.integer("q_lora_rank", default=0, minimum=0) or None,
         kv_lora_rank=reader.integer("kv_lora_rank"),
@@ -137,7 +142,7 @@ def latent_spec(reader: ConfigReader, experts: ExpertRules, indexer: IndexerSpec
         o_bias=attention_bias,
         windows=(None,) * layer_count(reader),
         experts=experts,
-        sparse=first_dense(reader),
+        sparse=sparse or first_dense(reader),
         latent=latent,
         interleaved=reader.flag("rope_interleave", True),
     )
@@ -225,12 +230,25 @@ def one_of(reader: ConfigReader, key: str, *supported: str) -> str:
     return word
 
 
-def first_dense(reader: ConfigReader) -> Callable[[int], bool]:
+def first_dense(reader: ConfigReader, default: int = 0) -> Callable[[int], bool]:
     """DeepSeek's rule: all layers but the first first_k_dense_replace are sparse."""
     if (step := reader.integer("moe_layer_freq", default=1)) != 1:
         raise reader.unsupported("moe_layer_freq", step, ["1"])
-    first = reader.integer("first_k_dense_replace", default=0, minimum=0)
+    first = reader.integer("first_k_dense_replace", default=default, minimum=0)
     return lambda layer_idx: layer_idx >= first
+
+
+def mlp_types(reader: ConfigReader) -> Callable[[int], bool]:
+    """GLM-5's rule: mlp_layer_types beats DeepSeek's, which leaves the first three layers dense."""
+    words, num_layers = reader.texts("mlp_layer_types"), layer_count(reader)
+    if not words:
+        return first_dense(reader, default=3)
+    if len(words) != num_layers:
+        raise reader.wrong("mlp_layer_types", f"one entry for each of {num_layers} layers", len(words))
+    for word in words:
+        if word not in ("dense", "sparse"):
+            raise reader.unsupported("mlp_layer_types", word, ["dense", "sparse"])
+    return lambda layer_idx: words[layer_idx] == "sparse"
 
 
 def sparse_step(reader: ConfigReader) -> Callable[[int], bool]:

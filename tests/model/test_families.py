@@ -386,6 +386,17 @@ def test_indexer_types_beat_the_pattern_and_the_pattern_beats_the_frequency() ->
     assert roles(index_topk_pattern="FSS", indexer_types=["full", "full", "shared"]) == "ffs"
 
 
+def test_mlp_layer_types_beat_the_count_of_dense_layers() -> None:
+    def sparse(**changes: Any) -> tuple[int, ...]:
+        return spec("glm_moe_dsa", **changes).moe_layers
+
+    assert sparse() == (1, 2)
+    assert sparse(mlp_layer_types=["sparse", "dense", "sparse"]) == (0, 2)
+    assert sparse(first_k_dense_replace=..., num_hidden_layers=5) == (3, 4)  # the class default
+    assert "mlp_layer_types" in refusal(CheckpointError, "glm_moe_dsa", mlp_layer_types=["sparse"])
+    assert "mlp_layer_types 'odd'" in refusal(UnsupportedModelError, "glm_moe_dsa", mlp_layer_types=["odd"] * 3)
+
+
 def test_indexers_that_cannot_be_are_refused_by_name() -> None:
     assert "indexer_types" in refusal(CheckpointError, "glm_moe_dsa", indexer_types=["shared", "full", "full"])
     assert "indexer_types" in refusal(CheckpointError, "glm_moe_dsa", indexer_types=["full"])
