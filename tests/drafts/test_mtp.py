@@ -2,11 +2,12 @@
 
 import json
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
-from containers import MTP_FIXTURE, container
+from containers import MTP_FIXTURE, container, variant
 from convert.checkpoints import copy_fixture, read_tensors, write_tensors
 
 from coli.convert import ConvertOptions, convert
@@ -152,6 +153,26 @@ def test_drafts_change_no_id_alone_or_merged(
         merged, report = answer(llm, temperature, gate=gate, draft=draft, corpus=tmp_path / "corpus")
         assert merged == plain
         assert set(report["drafts"]) >= {"corpus", "mtp"}
+
+
+@pytest.mark.parametrize("io", ["mmap", "pread", "direct"])
+def test_streamed_heads_change_no_id_of_a_response(knowing: Path, io: str) -> None:
+    """Heads that know, that do not, that have an indexer of their own: experts come and go, the head's among them."""
+    off = EngineOptions(gate_save=False, usage_save=False)
+    few = replace(off, cap=3, io=io, prefetch=True)
+    for path in (
+        knowing,
+        container(MTP_FIXTURE, "q4"),
+        variant("glm4_moe-base", "q4", head=True),
+        variant("glm_moe_dsa-sparse", "q4", head=True, shared="FSS", topk=5),
+    ):
+        with LLM.open(path, off, lambda line: None) as whole, LLM.open(path, few, lambda line: None) as llm:
+            plain, _ = answer(whole, 0.7, enabled=False)
+            assert answer(llm, 0.7, enabled=False)[0] == plain
+            drafted, report = answer(llm, 0.7, gate="always", draft=3)
+            assert drafted == plain
+            assert report["drafts"]["mtp"]["proposed"] > 0
+            assert report["expert_hit_rate"] < 1
 
 
 def test_a_head_that_knows_is_believed(knower: LLM) -> None:

@@ -1,9 +1,11 @@
 """Responses that share forwards give the ids they give alone, whatever the others do."""
 
-import pytest
-from containers import container
+from collections import Counter
 
-from coli.drafts.opening import SourceLibrary, open_sources
+import pytest
+from containers import MTP_FIXTURE, container, variant
+
+from coli.drafts.opening import SourceLibrary
 from coli.engine.engine import Limits
 from coli.engine.sampling import Sampler
 from coli.engine.session import Session
@@ -17,9 +19,14 @@ from coli.store.container import Container
 CONTEXT = 96
 
 
-@pytest.fixture(scope="module")
-def loaded():
-    opened = Container.open(container("qwen3_moe-padvocab", None))
+@pytest.fixture(scope="module", params=["no head", "head", "head with an indexer"])
+def loaded(request):
+    path = {
+        "no head": lambda: container("qwen3_moe-padvocab", None),
+        "head": lambda: container(MTP_FIXTURE, None),
+        "head with an indexer": lambda: variant("glm_moe_dsa-sparse", None, head=True, shared="FSS", topk=5),
+    }[request.param]()
+    opened = Container.open(path)
     model = LoadedModel(opened, container_spec(opened), EngineOptions(usage_save=False), CONTEXT, lambda line: None)
     yield model
     model.close()
@@ -29,10 +36,13 @@ def running(loaded: LoadedModel, at: int, session: Session | None = None, prompt
     """Response number `at` of a mixed crowd: prompts, lengths, samplers and drafts all differ."""
     vocab = loaded.spec.vocab_size
     prompt = prompt or [(7 * at + 3 * i % 11) % vocab for i in range(5 + 3 * at)]
-    sampler = Sampler(SamplerOptions(temperature=0.8 * (at % 2), repeat_penalty=1.0 + 0.1 * (at % 3)), 40 + at, vocab)
-    drafts = open_sources(DraftOptions(draft=4 * (at % 3), gate="always"), vocab, lambda line: None)
+    wanted = SamplerOptions(temperature=0.8 * (at % 2), repeat_penalty=1.0 + 0.1 * (at % 3))
+    sampler = Sampler(wanted, 40 + at, vocab)
+    library = SourceLibrary(vocab, lambda: "", lambda line: None, has_mtp=loaded.spec.mtp is not None)
+    drafts = library.sources(DraftOptions(draft=4 * (at % 3), gate="always"))
     limits = Limits(10 + 4 * at, CONTEXT, frozenset())
     session = session or Session(loaded.new_cache(CONTEXT))
+    loaded.predict_for(drafts, session.cache, wanted, 40 + at)
     return Running(loaded.engine, session, prompt, limits, sampler, drafts, RunStats())
 
 
@@ -63,6 +73,8 @@ def test_nine_responses_side_by_side_give_each_the_ids_it_has_alone(loaded):
     together = finish(loaded, crowd)
     assert [together[id(each)] for each in crowd] == alone
     assert any(each.drafter.counters for each in crowd)
+    if loaded.spec.mtp is not None:
+        assert sum(each.drafter.counters["mtp"].proposed for each in crowd if "mtp" in each.drafter.counters) > 50
 
 
 @pytest.mark.parametrize("chunk", [512, 70, 9])
@@ -98,9 +110,8 @@ def test_every_id_has_an_origin_and_accepted_drafts_have_their_source(loaded):
     together = finish(loaded, crowd)
     for each in crowd:
         assert len(each.origins) == len(together[id(each)])
-        drafted = [origin.source for origin in each.origins if origin.source]
-        counters = each.drafter.counters.get("ngram")
-        assert drafted == ["ngram"] * (counters.accepted if counters else 0)
+        drafted = Counter(origin.source for origin in each.origins if origin.source)
+        assert drafted == Counter({name: found.accepted for name, found in each.drafter.counters.items()})
 
 
 def test_a_session_continued_after_a_crowd_equals_a_fresh_one(loaded):

@@ -1,11 +1,17 @@
 """The MTP head guesses what the reference guesses, however its rows came to be, and keeps up with rewinds and trees."""
 
+from pathlib import Path
+from typing import Any
+
 import numpy as np
 import pytest
-from containers import MTP_FIXTURE, container, expected
+from containers import MTP_FIXTURE, container, expected, random_head, variant
+from convert.checkpoints import copy_fixture, edit_config, read_tensors, write_tensors
 from forward_runs import Runner
 from numpy.typing import NDArray
 
+from coli.convert import ConvertOptions, convert
+from coli.kernels import elementwise
 from coli.model.kv_cache import KVCache, mtp_cache_spec, new_cache
 from coli.model.mtp import WINDOW, MtpMemory, Predictor
 
@@ -13,6 +19,11 @@ WANT = expected(MTP_FIXTURE)
 IDS: list[int] = WANT["prompt_ids"] + WANT["greedy_ids"]
 DRAFTS: list[int] = WANT["mtp"]["draft_argmax"]
 NONE = np.array([], np.int64)
+OTHERS: list[tuple[str, dict[str, Any]]] = [
+    ("glm4_moe-base", {}),
+    ("glm_moe_dsa-sparse", {}),
+    ("glm_moe_dsa-sparse", {"shared": "FSS", "topk": 5}),
+]
 
 
 class Sequence:
@@ -141,3 +152,70 @@ def test_threads_and_budgets_do_not_change_a_guess() -> None:
     much.feed(IDS[:20], prefill=True)
     assert few.guess(IDS[20], limit=4) == much.guess(IDS[20], limit=4)
     assert np.array_equal(few.logits, much.logits)
+
+
+@pytest.mark.parametrize(("name", "parts"), OTHERS)
+def test_heads_of_other_families_guess_alike_whatever_the_cuts_paths_and_memory(
+    name: str, parts: dict[str, Any]
+) -> None:
+    path = variant(name, "q4", head=True, **parts)
+    runner, few = Runner(path), Runner(path, slots=10, threads=2, io="pread", prefetch=True)
+
+    def guessed(sequence: Sequence) -> tuple[list[int], NDArray[np.float32]]:
+        return sequence.guess(IDS[30], limit=4), sequence.logits
+
+    whole = Sequence(runner)
+    whole.feed(IDS[:30], prefill=True)
+    ids, logits = guessed(whole)
+    one_by_one, streamed, moved = Sequence(runner), Sequence(few), Sequence(runner)
+    for at in range(30):
+        one_by_one.feed(IDS[at : at + 1])
+        one_by_one.guess(IDS[at + 1], limit=2)
+    for start in (0, 13, 26):
+        streamed.feed(IDS[start : start + 13][: 30 - start], prefill=start != 13)
+    moved.feed(IDS[:12], prefill=True)
+    moved.guess(IDS[12], limit=3)
+    moved.feed([1, IDS[12], 2, IDS[13], IDS[14], 3], [-1, -1, 1, 1, 3, 3])
+    moved.cache.keep_path(12, [1, 3, 4])
+    moved.feed(IDS[15:40])
+    moved.guess(7)
+    moved.cache.rewind(20)
+    moved.feed(IDS[20:30])
+    for sequence in (one_by_one, streamed, moved):
+        again = guessed(sequence)
+        assert again[0] == ids
+        assert np.array_equal(again[1], logits)
+
+
+@pytest.mark.parametrize("name", ["deepseek_v3-yarn", "glm4_moe-base", "glm_moe_dsa-sparse"])
+def test_a_head_that_reads_embeddings_alone_is_a_model_of_one_layer(name: str, tmp_path: Path) -> None:
+    """Its first row stands at position 1; an indexer of its own chooses as the model's does."""
+    with_head, alone = (copy_fixture(name, tmp_path / folder) for folder in ("with-head", "alone"))
+    tensors = {key: values.astype(np.float32) for key, values in read_tensors(with_head).items()}
+    tensors |= random_head(tensors, 3)
+    hidden, head = len(tensors["model.norm.weight"]), "model.layers.3."
+    tensors[f"{head}eh_proj.weight"] = np.concatenate([np.eye(hidden), np.zeros((hidden, hidden))], 1, dtype=np.float32)
+    write_tensors(with_head / "model.safetensors", tensors)
+    edit_config(with_head, num_nextn_predict_layers=1)
+    convert(with_head, tmp_path / "a", ConvertOptions(quant="f32"), lambda line: None)
+    owner = Sequence(Runner(tmp_path / "a"))
+
+    embedding = np.empty_like(tensors["model.embed_tokens.weight"])
+    eps = owner.runner.spec.rms_norm_eps
+    elementwise.rms_norm(tensors["model.embed_tokens.weight"], tensors[f"{head}enorm.weight"], eps, embedding)
+    kept = {key: values for key, values in tensors.items() if not key.startswith("model.layers.")}
+    own = {key: values for key, values in tensors.items() if key.startswith((f"{head}self", f"{head}mlp"))}
+    norms = [f"{head}{part}_layernorm.weight" for part in ("input", "post_attention")]
+    kept |= {key.replace(head, "model.layers.0."): values for key, values in own.items()}
+    kept |= {key.replace(head, "model.layers.0."): tensors[key] for key in norms}
+    kept |= {"model.embed_tokens.weight": embedding, "model.norm.weight": tensors[f"{head}shared_head.norm.weight"]}
+    write_tensors(alone / "model.safetensors", kept)
+    edit_config(alone, num_hidden_layers=1, first_k_dense_replace=0)
+    convert(alone, tmp_path / "b", ConvertOptions(quant="f32"), lambda line: None)
+    runner, ids = Runner(tmp_path / "b"), np.array(IDS[:30])
+    cache, rows = runner.cache(), np.arange(29)
+    logits = runner.model.forward(cache, ids[1:], rows + 1, None, rows, prefill=True)
+    for at, length in enumerate((1, 8, 9, 20, 29)):
+        owner.feed(IDS[owner.cache.length : length], prefill=at % 2 == 0)
+        assert owner.guess(IDS[length]) == [int(np.argmax(logits[length - 1]))]
+        assert np.array_equal(owner.logits, logits[length - 1]), length

@@ -4,13 +4,15 @@ import json
 import shutil
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 
 import openai
 import pytest
+from containers import MTP_FIXTURE, container
 from server.processes import ENVIRONMENT
 
 from coli.builtin import DEMO_MODEL
-from coli.options import EngineOptions, GenerateOptions
+from coli.options import DraftOptions, EngineOptions, GenerateOptions
 
 HELLO = [{"role": "user", "content": "hello"}]
 
@@ -100,6 +102,23 @@ def test_threads_and_memory_change_no_byte(start, server, tmp_path, engine):
     other = start(slots=1, engine=EngineOptions(**engine, usage_save=False, gate_save=False, usage=tmp_path / "u"))
     for more in ({}, {"temperature": 1.0, "seed": 5}):
         assert text_of(other, max_tokens=40, **more) == text_of(server, max_tokens=40, **more)
+
+
+def test_requests_that_an_mtp_head_drafts_for_side_by_side_get_what_they_get_alone(start):
+    """Slots, shared forwards and the rows a head keeps for each change no byte."""
+    server = start(model=container(MTP_FIXTURE, None), slots=3, drafts=DraftOptions(gate="always", draft=2))
+
+    def complete(at: int) -> str:
+        more = {"temperature": 0.8 * (at % 2), "seed": at, "max_tokens": 20 + 3 * at}
+        prompt = "The river " * (1 + at % 3) + str(at)
+        body = {"model": "demo", "prompt": prompt, "extra_body": {"ignore_eos": True}, **more}
+        return server.client.completions.create(**body).choices[0].text
+
+    alone = [complete(at) for at in range(6)]
+    with ThreadPoolExecutor(6) as pool:
+        assert list(pool.map(complete, range(6))) == alone
+    assert server.worker.draft_counters()["mtp"]["proposed"] > 100
+    assert server.worker.counts.step_rows > server.worker.counts.steps
 
 
 def test_a_json_body_may_be_any_json_text(server):
