@@ -6,13 +6,16 @@ import shutil
 from pathlib import Path
 
 import pytest
-from containers import ORACLE, container
+from containers import MTP_FIXTURE, ORACLE, container
 
 from coli.tools.forecast import forecast
 from coli.tools.sizes import model_sizes
 
 SIZES = ("dense_bytes", "experts_bytes", "record_bytes", "bytes_per_token_cycle", "kv_bytes_per_token")
-NAMES = ("olmoe-base", "mixtral-base", "qwen2_moe-sparse-step", "qwen3-base", "llama-bias-sharded")
+NAMES = (
+    "olmoe-base", "mixtral-base", "qwen2_moe-sparse-step", "qwen3-base", "llama-bias-sharded", MTP_FIXTURE,
+    "deepseek_v2-lite-group", "glm4_moe-base", "glm_moe_dsa-sparse",
+)  # fmt: skip
 
 
 def plan(coli, *args: object) -> dict:

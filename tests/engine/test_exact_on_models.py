@@ -23,7 +23,7 @@ SAMPLERS = [
     SamplerOptions(temperature=0.7, top_k=20, repeat_penalty=1.1),
     SamplerOptions(temperature=1.3, top_p=0.9, min_p=0.01, frequency_penalty=0.2, presence_penalty=0.1),
 ]
-MOE = [name for name in FIXTURES if "moe" in name or "mixtral" in name]
+MOE = [name for name in FIXTURES if not name.startswith(("llama", "qwen3-"))]
 
 
 def setup_of(runner: Runner, sampler: SamplerOptions, chunk: int = 512) -> Setup:

@@ -44,6 +44,38 @@ def test_groups_and_bias_choose_but_do_not_weigh(mode, scoring):
         assert np.array_equal(row_weights, expected)
 
 
+def test_experts_of_groups_that_fell_are_not_chosen_for_a_score_above_zero():
+    """A08: scores can be negative; a group that was masked with 0 would come back."""
+    x, bias = np.zeros((1, 16), np.float32), np.full(16, -3, np.float32)
+    bias[[4, 5]] = -1, -1.5  # the best group; its others are far below the best of the fallen ones
+    bias[[6, 7]] = -9
+    ids, _, _ = run(x, 4, routing.SIGMOID, bias, 4, 1, TOP2)
+    assert ids.tolist() == [[4, 5, 6, 7]]
+
+
+def test_a_large_bias_leaves_tiny_scores_as_they_are():
+    """A10: 12 and 1e-8 are not added and subtracted again."""
+    x, bias = logits(4, 32) - np.float32(18), np.full(32, 12, np.float32)
+    ids, weights, _ = run(x, 4, routing.SIGMOID, bias, norm=True)
+    for row, row_ids, row_weights in zip(x, ids, weights, strict=True):
+        scores = 1 / (1 + np.exp(-row[row_ids].astype(np.float64)))
+        assert np.allclose(row_weights, scores / scores.sum(), rtol=1e-4)
+
+
+@pytest.mark.parametrize("mode", [MAX, TOP2])
+def test_one_group_is_plain_top_k_and_equal_groups_are_taken_from_the_first(mode):
+    """A13, A13c: whatever the number of rows."""
+    x, bias = logits(8, 32), logits(1, 32, 1)[0]
+    for scoring in (routing.SOFTMAX, routing.SIGMOID):
+        grouped, plain = run(x, 5, scoring, bias, 1, 1, mode), run(x, 5, scoring, bias)
+        assert np.array_equal(grouped[0], plain[0])
+        assert np.array_equal(grouped[1], plain[1])
+    for rows in (1, 7):
+        ids, weights, _ = run(np.zeros((rows, 32), np.float32), 6, routing.SIGMOID, None, 8, 3, mode)
+        assert ids.tolist() == [[0, 1, 2, 3, 4, 5]] * rows
+        assert (weights == weights[0, 0]).all()
+
+
 def test_ties_go_to_the_lowest_id():
     x = np.zeros((1, 40), np.float32)
     x[0, [7, 30]] = 1

@@ -96,6 +96,22 @@ def test_a_row_in_a_tree_gives_the_bits_of_its_chain(name: str, kv: str) -> None
         assert np.array_equal(follow[0], runner.chunks(whole, [1] * len(whole))[-1])
 
 
+@pytest.mark.parametrize("name", FIXTURES)
+def test_rows_behind_a_rewind_give_the_bits_of_a_fresh_cache(name: str) -> None:
+    runner, ids = Runner(container(name, "q4"), kv="f16"), text_ids(name, 24)
+    cache, rng = runner.cache(), random.Random(3)
+    for length in (0, 7, 16, 17, 11, 1):
+        runner.model.forward(cache, np.array(ids), np.arange(24) + cache.length, None, np.array([0]), prefill=True)
+        cache.rewind(min(length, cache.length))
+        runner.model.settle(0)
+        other = [rng.randrange(runner.spec.vocab_size) for _ in range(9)]
+        rows, start = np.arange(9), cache.length
+        found = runner.model.forward(cache, np.array(other), start + rows, None, rows, prefill=False).copy()
+        whole = [*ids[:start], *other]
+        assert np.array_equal(found, runner.chunks(whole, [len(whole)])[start:]), length
+        cache.rewind(0)
+
+
 def test_buffers_outgrown_one_row_at_a_time_do_not_add_up():
     """Recorded programs hold the arrays of their time: all of them together are not twice the last."""
     buffers = layers.Buffers()
