@@ -1,6 +1,7 @@
 """Write a GGUF model of a known shape with random weights, which coli and other engines load.
 
     python scripts/make_random_model.py --shape qwen3-30b-a3b --layers 12 -o model.gguf [--type q4_0|q8_0|f16]
+    python scripts/make_random_model.py --shape deepseek-v3 --layers 2 --dense-layers 1 --vocab-size 49152 -o v3.gguf
 
 For measuring speed, not for reading: weights are scaled so that activations neither vanish nor explode, nibbles have
 zero mean, routers spread their choice. The vocabulary is a real one (--vocab FILE.gguf, else SmolLM2's from its package
@@ -407,6 +408,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--shape", choices=sorted(SHAPES), required=True)
     parser.add_argument("--layers", type=int, help="cut to this many layers")
+    parser.add_argument("--dense-layers", type=int, help="of these, first ones that are dense (deepseek-v3, glm-5)")
+    parser.add_argument("--vocab-size", type=int, help="cut to this many ids")
     parser.add_argument("-o", "--output", type=Path, required=True)
     parser.add_argument(
         "--type", choices=sorted(TYPES), default="q4_0", help="of every matrix but routers and gpt-oss experts"
@@ -415,7 +418,11 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=1)
     args = parser.parse_args()
     shape = SHAPES[args.shape]
-    shape = replace(shape, layers=args.layers or shape.layers)
+    shape = replace(shape, layers=args.layers or shape.layers, vocab=args.vocab_size or shape.vocab)
+    if args.dense_layers is not None:
+        if shape.latent is None:
+            parser.error(f"--dense-layers: {args.shape} has none")
+        shape = replace(shape, latent=replace(shape.latent, dense_layers=args.dense_layers))
     started = time.monotonic()
     with tempfile.TemporaryDirectory() as folder:
         vocab = args.vocab or fetch_smollm2(Path(folder), print)

@@ -8,7 +8,8 @@ Needs root (it makes memory cgroups, version 1 or 2) and, for llama.cpp, an envi
 engine is a process in a group of its own, limited to the same bytes, and decodes the same ids one at a time; in every
 round each that fits beside the others measures once. The raw reader (direct I/O into huge pages, a second) stands
 before and after each; "of raw" compares it with what the store got while reads were under way, for llama.cpp with all
-the time. So ratios within a round count, absolute speeds drift with the disk. `direct+prefetch` is a mode too. Then one
+the time; "planned" is what `coli plan` expects to be read for a token where routes have no favourites. So ratios within
+a round count, absolute speeds drift with the disk. `direct+prefetch` is a mode too. Then one
 process after the other: budgets (a limit each; a prefill of 256 ids fills the store), and prompts in chunks
 (PROMPT:CHUNK pairs). Every table is printed, and added to -o, as soon as it is complete. `--budgets none`,
 `--chunks none`, `--modes none` leave a part out.
@@ -20,8 +21,6 @@ import argparse
 import contextlib
 import json
 import os
-import random
-import resource
 import shutil
 import signal
 import subprocess
@@ -33,6 +32,7 @@ from statistics import median
 from typing import Any
 
 WARM_UP = 6  # ids before the first round
+WORKERS = Path(__file__).with_name("stream_workers.py")
 
 
 class Group:
@@ -69,124 +69,6 @@ class Group:
                 return
 
 
-class Coli:
-    """coli's forward, one id at a time."""
-
-    def __init__(self, path: str, mode: str, threads: int, context: int, chunk: int) -> None:
-        import numpy as np
-
-        from coli import loading
-        from coli.llm import LLM
-        from coli.options import EngineOptions
-        from coli.tools.trace import TraceRecorder
-
-        loading.PREFILL_CHUNK = self._chunk = chunk  # the plan has to count its buffers
-        self._recorder = TraceRecorder()
-
-        self._np = np
-        io, _, prefetch = mode.partition("+")
-        options = EngineOptions(threads=threads, io=io, prefetch=bool(prefetch), pin="off", usage_save=False)
-        began = time.perf_counter()
-        self._llm = LLM.open(Path(path), options, lambda line: print(f"coli: {line}", file=sys.stderr),
-                             trace=self._recorder)  # fmt: skip
-        self.open_s = time.perf_counter() - began
-        self._loaded = self._llm.load(context)
-        self.load_s = time.perf_counter() - began - self.open_s
-        self.touch_s = self._touched()
-        self._cache = self._loaded.new_cache(context)
-        self.vocab_size = self._llm.spec.vocab_size
-
-    def run(self, ids: Sequence[int], prefill: bool) -> dict[str, Any]:
-        np, before = self._np, self._loaded.store_counters()
-        step = self._chunk if prefill else 1
-        for start in range(0, len(ids), step):
-            rows = np.array(ids[start : start + step], np.int64)
-            at, last = self._cache.length + np.arange(len(rows)), np.array([len(rows) - 1], np.int64)
-            self._loaded.model.forward(self._cache, rows, at, None, last, prefill=prefill)
-            if not prefill:
-                self._loaded.model.settle(last)
-        counted = self._loaded.store_counters().since(before)
-        return {
-            "hit_rate": counted.hit_rate(), "bytes": counted.bytes_read, "wait_s": counted.wait_s,
-            "reading_s": counted.reading_s, "prefetched": counted.prefetched, "prefetch_hits": counted.prefetch_hits,
-        }  # fmt: skip
-
-    def _touched(self) -> float:
-        """Wait until the slabs are touched; the seconds that took beside everything else."""
-        from coli.store.places import SlabPlaces
-
-        places = None if self._loaded.store is None else self._loaded.store._places
-        if not isinstance(places, SlabPlaces):
-            return 0.0
-        places.toucher.wait()
-        return places.toucher.seconds
-
-    def replayed(self) -> float | None:
-        """Bytes the replay of this process's own trace reads, as a share of those it read."""
-        from coli.tools.replay import replay_setup
-        from coli.tools.trace import traced_model
-
-        store, spec = self._loaded.store, self._llm.spec
-        if store is None or not store.bytes_read:
-            return None
-        model = traced_model(self._llm.container, spec.num_stored_layers, spec.num_experts_per_tok)
-        trace = self._recorder.trace(model, store.policy)
-        counts = replay_setup(trace, trace.setup)
-        record = model.experts_bytes / len(model.record_bytes) / model.num_experts
-        return (counts.misses + counts.prefill_misses) * record / store.bytes_read
-
-
-class LlamaCpp:
-    """llama.cpp through llama-cpp-python: the file mapped, as it does by default; no repacked copy."""
-
-    open_s = touch_s = 0.0
-
-    def __init__(self, path: str, mode: str, threads: int, context: int, chunk: int) -> None:
-        began = time.perf_counter()
-        from llama_cpp import Llama, llama_cpp
-
-        params = llama_cpp.llama_model_default_params()
-        params.use_extra_bufts = False  # else every weight is copied, rearranged, into memory
-        llama_cpp.llama_model_default_params = lambda: params
-        self._llama = Llama(path, n_ctx=context, n_threads=threads, n_threads_batch=threads, verbose=False)
-        self.vocab_size = self._llama.n_vocab()
-        self.load_s = time.perf_counter() - began
-
-    def run(self, ids: Sequence[int], prefill: bool) -> dict[str, Any]:
-        before = _bytes_read()
-        for token_id in ids:
-            self._llama.eval([token_id])
-        return {"hit_rate": None, "bytes": _bytes_read() - before, "wait_s": None, "reading_s": None}
-
-    def replayed(self) -> float | None:
-        return None
-
-
-def _bytes_read() -> int:
-    """What this process caused to be read from disks."""
-    fields = dict(line.split(": ") for line in Path("/proc/self/io").read_text().splitlines())
-    return int(fields["read_bytes"])
-
-
-def _resident_bytes() -> int:
-    """The most memory this process had resident so far, mapped file pages included."""
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
-
-
-def worker(engine: str, path: str, mode: str, threads: int, context: int, chunk: int) -> None:
-    """Do what each line of standard input says, "decode N", "prefill N" or "replay"; one JSON object a line back."""
-    model = (Coli if engine == "coli" else LlamaCpp)(path, mode, threads, context, chunk)
-    rng = random.Random(1)
-    print(json.dumps({"open_s": model.open_s, "load_s": model.load_s, "touch_s": model.touch_s}), flush=True)
-    for line in sys.stdin:
-        verb, count = line.split()
-        ids = [rng.randrange(min(model.vocab_size, 32000)) for _ in range(int(count))]
-        began = time.perf_counter()
-        counted = {"replayed": model.replayed()} if verb == "replay" else model.run(ids, verb == "prefill")
-        seconds = time.perf_counter() - began
-        print(json.dumps({"seconds": seconds, "resident": _resident_bytes(), **counted}), flush=True)
-
-
 class Engine:
     """A worker process in its group."""
 
@@ -195,7 +77,7 @@ class Engine:
         self.rounds: list[dict[str, Any]] = []
         self.raw: list[float] = []  # bytes/s of the raw reader around each round
         self._process = subprocess.Popen(
-            [python, __file__, "--worker", *arguments],
+            [python, WORKERS, *arguments],
             stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, preexec_fn=self.group.enter,
         )  # fmt: skip
         try:
@@ -289,9 +171,9 @@ def compare(args: argparse.Namespace, files: Sequence[Path], record: int, limit:
         args,
         f"Decoding within {size(limit)} each, {args.tokens} ids a round, {args.rounds} rounds; raw direct reads "
         f"{size(median(speeds))}/s:\n\n"
-        "| engine | tok/s | times llama.cpp | hit rate | read per token | GB/s | while reading | of raw | "
+        "| engine | tok/s | times llama.cpp | hit rate | read per token | planned | GB/s | while reading | of raw | "
         "waiting for reads | step / longer | replay / read | open, s | load, s | touch, s | resident at most | "
-        "group's peak | killed |\n|" + "---|" * 17,
+        "group's peak | killed |\n|" + "---|" * 18,
         *lines,
     )
 
@@ -315,7 +197,8 @@ def _row(engine: Engine, rival: Engine | None, count: int) -> str:
     return (
         f"| {engine.name} | {count / median(seconds):.3f} | {ratio} | "
         f"{percent(median(hits)) if None not in hits else '-'} | "
-        f"{size(median(one['bytes'] for one in rounds) / count)} | {median(rates) / 1e9:.2f} | "
+        f"{size(median(one['bytes'] for one in rounds) / count)} | {size(engine.start['planned'])} | "
+        f"{median(rates) / 1e9:.2f} | "
         f"{median(reading) / 1e9:.2f} | {median(shares):.0%} ({min(shares):.0%}-{max(shares):.0%}) | "
         f"{waiting} | {_overlap(rounds)} | {'-' if replayed is None else f'{replayed:.3f}'} | "
         f"{engine.start['open_s']:.2f} | {engine.start['load_s']:.1f} | {engine.start['touch_s']:.1f} | "
@@ -426,12 +309,7 @@ def main() -> None:
     parser.add_argument("--llama-python", type=shutil.which)
     parser.add_argument("--gguf", type=Path)
     parser.add_argument("-o", "--output", type=Path)
-    parser.add_argument("--worker", nargs=6, help=argparse.SUPPRESS)
     args = parser.parse_args()
-    if args.worker:
-        engine, path, mode, *numbers = args.worker
-        worker(engine, path, mode, *map(int, numbers))
-        return
     if args.container is None or (args.llama_python is None) != (args.gguf is None):
         parser.error("expected CONTAINER, and --llama-python and --gguf together")
     signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))  # groups and processes are ended

@@ -117,6 +117,7 @@ class Transformer:
         self._heads: dict[int, Head] = {}
         self._last: Program | None = None
         self._replay_s = 0.0
+        self._forgotten_cycles = np.zeros(len(PHASES), np.int64)  # of programs that were dropped
         self.mtp: MtpHead | None = None
         if weights.mtp is not None:
             self.mtp = MtpHead(self, weights.mtp, Layer(spec, weights.mtp.layer, residency), self._machine)
@@ -233,7 +234,7 @@ class Transformer:
         """Seconds of all forwards so far by phase (attention, experts, other), waiting for reads not included."""
         tapes = [program.tape for program in self._programs.values()] + [head.tape for head in self._heads.values()]
         tapes += [] if self.mtp is None else self.mtp.tapes()
-        cycles = sum((tape.cycles for tape in tapes), np.zeros(len(PHASES), np.int64))
+        cycles = sum((tape.cycles for tape in tapes), self._forgotten_cycles)
         total = int(cycles.sum())
         shares = cycles / total if total else np.eye(len(PHASES))[0]
         return {name: float(share) * self._replay_s for name, share in zip(PHASES, shares, strict=True)}
@@ -338,10 +339,14 @@ class Transformer:
         program = self._programs[key] = self._record(S, cache, Tape(), self._machine)
         long = [kept for kept in self._programs if kept[0] > MAX_TREE_ROWS]
         if len(long) > MAX_LONG_PROGRAMS:
-            del self._programs[long[0]]
+            self._forget(long[0])
         if len(self._programs) > MAX_PROGRAMS:
-            self._programs.popitem(last=False)
+            self._forget(next(iter(self._programs)))
         return program
+
+    def _forget(self, key: tuple[int, int, bool]) -> None:
+        """Drop a program; the account of time keeps what it took."""
+        self._forgotten_cycles = self._forgotten_cycles + self._programs.pop(key).tape.cycles
 
     def _record(self, S: int, cache: KVCache, tape: Tape, machine: Machine) -> Program:
         spec, embed = self.spec, self.weights.embed_tokens

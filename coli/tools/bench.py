@@ -139,6 +139,7 @@ class Sample:
     hits: int
     misses: int
     bytes_read: int
+    reading_s: float
     time_s: dict[str, float]
 
 
@@ -259,13 +260,13 @@ class _Runner:
             pass
         seconds = time.perf_counter() - began
         after = _counters(loaded)
-        hits, misses, nbytes, waited = (now - then for now, then in zip(after, before, strict=True))
+        hits, misses, nbytes, waited, reading = (now - then for now, then in zip(after, before, strict=True))
         time_s = _divided(phases, loaded.model.phase_seconds())
         time_s["disk_wait"] = waited
         time_s["python"] = max(0.0, seconds - sum(time_s.values()))
         del session.token_ids[test.n_depth :]
         _cache(session).return_to(held)
-        return Sample(seconds, int(hits), int(misses), int(nbytes), time_s)
+        return Sample(seconds, int(hits), int(misses), int(nbytes), reading, time_s)
 
     def _result(self, llm: LLM, loaded: LoadedModel, test: Test, samples: Sequence[Sample]) -> dict[str, Any]:
         work, machine = ModelWork.of(llm), loaded.machine()
@@ -274,6 +275,7 @@ class _Runner:
         speeds = [count / sample.seconds for sample in samples]
         hits, misses = sum(s.hits for s in samples), sum(s.misses for s in samples)
         total = sum(sample.seconds for sample in samples)
+        nbytes, reading = sum(s.bytes_read for s in samples), sum(s.reading_s for s in samples)
         speed = sum(speeds) / len(speeds)
         shares = {name: sum(s.time_s[name] for s in samples) / total for name in samples[0].time_s}
         return {
@@ -304,7 +306,8 @@ class _Runner:
             "io": machine["io"],
             "cache": self._state if llm.container.moe_layers else "dense",
             "expert_hit_rate": hits / (hits + misses) if hits + misses else None,
-            "bytes_per_token": round(sum(s.bytes_read for s in samples) / (count * len(samples))),
+            "bytes_per_token": round(nbytes / (count * len(samples))),
+            "reading_bytes_per_s": round(nbytes / reading) if reading else None,
             "peak_memory_bytes": peak_memory_bytes(),
             "memory_budget_bytes": loaded.plan.budget_bytes,
             "read_bytes_per_s": round(self._ceiling.read_bytes_per_s) or None,
@@ -351,12 +354,13 @@ def _shorter(test: Test) -> Test:
     return replace(test, n_gen=min(test.n_gen, 8))
 
 
-def _counters(loaded: LoadedModel) -> tuple[float, float, float, float]:
-    """Hits and misses of all unions, prefill included, bytes read, seconds waited."""
+def _counters(loaded: LoadedModel) -> tuple[float, ...]:
+    """Hits and misses of all unions, prefill included, bytes read, seconds waited and seconds with reads under way."""
     if loaded.store is None:
-        return 0, 0, 0, 0.0
+        return 0, 0, 0, 0.0, 0.0
     stats = loaded.store.stats()
-    return stats.hits + stats.prefill_hits, stats.misses + stats.prefill_misses, stats.bytes_read, stats.wait_s
+    hits, misses = stats.hits + stats.prefill_hits, stats.misses + stats.prefill_misses
+    return hits, misses, stats.bytes_read, stats.wait_s, stats.reading_s
 
 
 def _cache(session: Session) -> KVCache:

@@ -4,6 +4,7 @@ import json
 import os
 import subprocess
 import sys
+from argparse import Namespace
 from pathlib import Path
 
 import numpy as np
@@ -13,6 +14,7 @@ sys.path.insert(0, str(Path(__file__).parents[2] / "scripts"))
 
 import compare_llamacpp
 import perplexity
+import stage_bench
 
 from coli.convert import ConvertOptions, convert
 from coli.llm import LLM
@@ -90,6 +92,17 @@ def test_both_engines_answer_in_turn(model: Path, tmp_path: Path):
     results = json.loads(done.stdout)
     assert [(item["test"], item["depth"]) for item in results] == [("pp16", 0), ("tg4", 0), ("pp16", 8), ("tg4", 8)]
     assert all(item["coli"] > 0 and item["lowest_ratio"] <= item["ratio"] for item in results)
+
+
+def test_stages_of_prompts_and_tokens_come_as_a_table_by_context(
+    model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(stage_bench, "raw_speed", lambda plan: 1e9)
+    options = {"ram": "1GB", "depths": [0, 9], "prompt": 7, "tokens": 3, "io": "auto", "threads": 1}
+    stage_bench.measure(Namespace(container=model, output=tmp_path / "table.md", **options))
+    lines = [line for line in (tmp_path / "table.md").read_text().splitlines() if line.startswith("| ")]
+    assert [line.split(" | ")[0] for line in lines[1:]] == ["| pp7", "| tg3", "| pp7 @ d9", "| tg3 @ d9"]
+    assert {line.count("|") for line in lines} == {len(stage_bench.HEAD) + 1}
 
 
 def compare_environment() -> dict[str, str]:
