@@ -256,7 +256,7 @@ def _info_lines(facts: dict[str, Any]) -> list[str]:
         )
         lines += [
             f"  {entry['text']!r} {entry['count']}x, last in {entry['source']} "
-            f"{'at' if entry['exact'] else 'in what begins at'} byte {entry['offset']}"
+            f"{'at' if entry['exact'] else 'in the line or run of ids at'} byte {entry['offset']}"
             for entry in found["successors"]
         ]
     return lines

@@ -127,7 +127,7 @@ def _tokenize(
         raise
     if not (tokens.ids >= 0).any():
         remove_work_folder(target)
-        named = ", ".join(source.path for source in inputs[:5]) + (" …" if len(inputs) > 5 else "")
+        named = ", ".join(source.shown for source in inputs[:5]) + (" …" if len(inputs) > 5 else "")
         raise CorpusError(f"{named}: empty: no text and no ids to index")
     return tokens
 

@@ -41,6 +41,11 @@ class Input:
     size: int
     mtime_ns: int
 
+    @property
+    def shown(self) -> str:
+        """The name for people."""
+        return "standard input" if self.path == STDIN else self.path
+
 
 @dataclass(frozen=True, slots=True)
 class Start:
@@ -133,7 +138,7 @@ def documents(source: Input, *, field: str = "text", vocab_size: int, start: Sta
                 file.seek(start.offset)
                 yield from _documents(file, source, field, vocab_size, start)
     except OSError as error:
-        raise CorpusError(f"{_name(source)}: cannot be read: {error.strerror or error}") from None
+        raise CorpusError(f"{source.shown}: cannot be read: {error.strerror or error}") from None
 
 
 def _documents(file: BinaryIO, source: Input, field: str, vocab_size: int, start: Start) -> Iterator[Document]:
@@ -162,13 +167,13 @@ def _text(file: BinaryIO, source: Input, head: bytes, offset: int) -> Iterator[s
         data, head = head + file.read(PIECE_BYTES), b""
         zero = data.find(b"\0")
         if zero >= 0:
-            raise CorpusError(f"{_name(source)}: a zero byte at byte {offset + zero}: a binary file, not text")
+            raise CorpusError(f"{source.shown}: a zero byte at byte {offset + zero}: a binary file, not text")
         pending = len(decoder.getstate()[0])
         try:
             piece = decoder.decode(data, not data)
         except UnicodeDecodeError as error:
             raise CorpusError(
-                f"{_name(source)}: not UTF-8 text at byte {offset - pending + error.start}; convert it first"
+                f"{source.shown}: not UTF-8 text at byte {offset - pending + error.start}; convert it first"
             ) from None
         offset += len(data)
         if piece:
@@ -181,7 +186,7 @@ def _lines(file: BinaryIO, source: Input, offset: int) -> Iterator[tuple[int, by
     """(byte offset, line) from byte `offset` on; the end of a line belongs to it."""
     while line := file.readline(MAX_LINE_BYTES + 1):
         if len(line) > MAX_LINE_BYTES:
-            raise CorpusError(f"{_name(source)}: the line at byte {offset} is longer than {MAX_LINE_BYTES} bytes")
+            raise CorpusError(f"{source.shown}: the line at byte {offset} is longer than {MAX_LINE_BYTES} bytes")
         yield offset, line
         offset += len(line)
 
@@ -190,7 +195,7 @@ def _json_lines(file: BinaryIO, source: Input, field: str, start: Start) -> Iter
     for number, (offset, line) in enumerate(_lines(file, source, start.offset), start.line):
         if not line.strip():
             continue
-        where = f"{_name(source)}: line {number} at byte {offset}"
+        where = f"{source.shown}: line {number} at byte {offset}"
         try:
             record = json.loads(line)
         except (ValueError, RecursionError) as error:
@@ -241,7 +246,7 @@ def _checked_ids(text: bytes, source: Input, offset: int, vocab_size: int) -> li
         field, at = match.group(), offset + match.start()
         if not re.fullmatch(rb"[+-]?[0-9]{1,18}", field):
             shown = ascii(field[:24].decode("utf-8", "replace"))
-            raise CorpusError(f"{_name(source)}: {shown} at byte {at}: expected a token id or a negative separator")
+            raise CorpusError(f"{source.shown}: {shown} at byte {at}: expected a token id or a negative separator")
         _check_ids([int(field)], source, at, vocab_size)
         ids.append(int(field))
     return ids
@@ -268,10 +273,6 @@ def _check_ids(ids: Sequence[int], source: Input, offset: int, vocab_size: int) 
     highest = max(ids, default=0)
     if highest >= vocab_size:
         raise CorpusError(
-            f"{_name(source)}: id {highest} at byte {offset} is outside the vocabulary of {vocab_size} ids; "
+            f"{source.shown}: id {highest} at byte {offset} is outside the vocabulary of {vocab_size} ids; "
             "was it frozen with another model?"
         )
-
-
-def _name(source: Input) -> str:
-    return "standard input" if source.path == STDIN else source.path
