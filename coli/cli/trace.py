@@ -36,6 +36,8 @@ def command(prompt: tuple[str, ...], output: Path, **flags: Any) -> None:
         streams.notice(notice)
     if output.is_dir():
         raise OptionError(f"--output: {output}: is a folder; expected a file")
+    if output.exists() and not output.is_file():
+        raise OptionError(f"--output: {output}: a pipe or a device cannot be replaced; expected a file")
     if not os.access(output.parent, os.W_OK):
         raise OptionError(f"--output: {output.parent}: no folder that can be written")
     from coli.tools.trace import TraceRecorder, traced_model, write_trace
@@ -45,6 +47,8 @@ def command(prompt: tuple[str, ...], output: Path, **flags: Any) -> None:
     def check(llm: LLM) -> None:
         if not llm.container.moe_layers:
             raise OptionError(f"{llm.container.path}: a dense model has no routed experts to trace")
+        if output.exists() and output.resolve().parent == llm.container.path.resolve():
+            raise OptionError(f"--output: {output}: a file of the model; name another")
 
     def done(llm: LLM) -> None:
         store = llm.load(1).store

@@ -15,12 +15,15 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from coli.errors import OptionError
+from coli.errors import CheckpointError, OptionError
+from coli.impostors import open_regular
+from coli.store.strict_json import parse_object
 
 # Selections after which an old count weighs half: 10,000 tokens of a model with 48 layers and 8 experts per token.
 HALF_LIFE_SELECTIONS = 4_000_000
 _FORMAT, _VERSION = "coli-usage", 1
 _MOST_BYTES = 64 << 20
+_MOST_COUNT = 1e15
 
 
 @dataclass(slots=True)
@@ -87,13 +90,9 @@ def read_history(
     """
     history = UsageHistory(fingerprint, num_layers, num_experts)
     try:
-        if path.stat().st_size > _MOST_BYTES:
-            raise OptionError(f"{path}: {path.stat().st_size} bytes are too many for a usage history")
-        text = path.read_text()
+        text = _read_text(path)
     except FileNotFoundError:
         return history
-    except (OSError, UnicodeDecodeError) as error:
-        raise OptionError(f"{path}: cannot be read as a usage history: {error}") from None
     if not text.strip():
         return history
     if not text.lstrip().startswith("{"):
@@ -102,25 +101,29 @@ def read_history(
         history.halves[0] = _read_sparse(path, text, num_layers, num_experts)
         return history
     try:
-        data = json.loads(text)
+        data = parse_object(text.encode(), "usage history")
         found = _Header(*(data[name] for name in _Header.__slots__))
         halves = np.array(data["halves"], np.float64)
-    except (ValueError, KeyError, TypeError) as error:
-        raise OptionError(f"{path}: damaged usage history ({type(error).__name__}: {error}); remove it") from None
+    except (ValueError, KeyError, TypeError, OverflowError, CheckpointError) as error:
+        raise OptionError(
+            f"{path}: damaged usage history ({type(error).__name__}: {error!s:.120}); remove it"
+        ) from None
     if (found.format, found.version) != (_FORMAT, _VERSION):
-        raise OptionError(f"{path}: expected format {_FORMAT} {_VERSION}, found {found.format} {found.version}")
+        raise OptionError(
+            f"{path}: expected format {_FORMAT} {_VERSION}, found {found.format!s:.40} {found.version!s:.40}"
+        )
     if (found.num_layers, found.num_experts) != (num_layers, num_experts) or halves.shape != history.halves.shape:
         raise OptionError(
             f"{path}: expected a history of {num_layers} layers x {num_experts} experts, "
-            f"found {found.num_layers} x {found.num_experts}"
+            f"found {found.num_layers!s:.40} x {found.num_experts!s:.40}"
         )
     if found.fingerprint != fingerprint and not any_model:
         raise OptionError(
-            f"{path}: learnt from another model (fingerprint {found.fingerprint}, this one is {fingerprint}); "
+            f"{path}: learnt from another model (fingerprint {found.fingerprint!s:.80}, this one is {fingerprint}); "
             "name another file with COLI_USAGE"
         )
-    if not (np.isfinite(halves).all() and (halves >= 0).all()):
-        raise OptionError(f"{path}: damaged usage history (negative or infinite counts); remove it")
+    if not ((halves >= 0) & (halves <= _MOST_COUNT)).all():
+        raise OptionError(f"{path}: damaged usage history (negative or impossible counts); remove it")
     history.halves = halves
     return history
 
@@ -172,6 +175,21 @@ class _Header:
     num_experts: Any
 
 
+def _read_text(path: Path) -> str:
+    """Raises FileNotFoundError, and OptionError for whatever else keeps it from being a text of bearable size."""
+    try:
+        with open_regular(path) as file:
+            data = file.read(_MOST_BYTES + 1)
+        if len(data) > _MOST_BYTES:
+            raise OptionError(f"{path}: more than {_MOST_BYTES} bytes are too many for a usage history")
+        return data.decode()
+    except FileNotFoundError:
+        raise
+    except (OSError, UnicodeDecodeError) as error:
+        reason = error.strerror if isinstance(error, OSError) else error
+        raise OptionError(f"{path}: cannot be read as a usage history: {reason}") from None
+
+
 def _read_sparse(path: Path, text: str, num_layers: int, num_experts: int) -> NDArray[np.float64]:
     """Records of three numbers: `-1 layers experts`, other negative ones are headers, else `layer expert count`."""
     counts = np.zeros((num_layers, num_experts), np.float64)
@@ -182,14 +200,16 @@ def _read_sparse(path: Path, text: str, num_layers: int, num_experts: int) -> ND
         except ValueError:
             if len(words) == 3 and words[0].startswith("-"):
                 continue  # a header with an engine's hash in it
-            raise OptionError(f"{path}: line {number}: expected three numbers, found {line.strip()!r}") from None
+            raise OptionError(f"{path}: line {number}: expected three numbers, found {line.strip()!r:.80}") from None
         if first == -1 and (second, third) != (num_layers, num_experts):
             raise OptionError(
                 f"{path}: expected a history of {num_layers} layers x {num_experts} experts, found {second} x {third}"
             )
         if first < 0:
             continue
-        if first >= num_layers or not 0 <= second < num_experts or third < 0:
-            raise OptionError(f"{path}: line {number}: no expert {second} of layer {first} in this model")
+        if first >= num_layers or not 0 <= second < num_experts:
+            raise OptionError(f"{path}: line {number}: no expert {second!s:.40} of layer {first!s:.40} in this model")
+        if not 0 <= third <= _MOST_COUNT:
+            raise OptionError(f"{path}: line {number}: expected a count, found {third!s:.40}")
         counts[first, second] += third
     return counts

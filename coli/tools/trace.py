@@ -1,9 +1,10 @@
 """Which experts a run asked for, in order, as one compact file: what a replay needs and nothing of weights or text."""
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -14,10 +15,13 @@ from coli.errors import CheckpointError
 from coli.store.container import Container
 from coli.store.policy import PoolSize, ResidencyPolicy
 from coli.store.safetensors_file import DOWNLOAD_AGAIN, read_header
+from coli.store.strict_json import parse_object
 
 _FORMAT = "coli-trace 1"
 _EXPECTED = "name a file that `coli trace` wrote"
 _DECODE, _PREFILL, _SETTLE = 0, 1, 2
+# Far above any model; a damaged trace must not ask a replay for more memory than this.
+_MOST_LAYERS, _MOST_EXPERTS, _MOST_KEYS, _MOST_BYTES = 1 << 16, 1 << 16, 1 << 24, 1 << 50
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,33 +134,49 @@ class Trace:
             found = metadata.get("format", "another kind of file")[:40]
             raise CheckpointError(f"{path}: expected a trace ({_FORMAT}), found {found}; {_EXPECTED}")
         try:
-            model, run = json.loads(metadata["model"]), json.loads(metadata["run"])
             with safe_open(path, "numpy") as file:
                 events, numbers = file.get_tensor("events"), file.get_tensor("numbers")
-            model["record_bytes"] = {int(i): size for i, size in model["record_bytes"].items()}
-            setup = Setup(
-                tuple(run["pool_of_layer"]), tuple(PoolSize(*size) for size in run["pools"]), tuple(run["pinned"])
-            )
-            trace = Trace(TracedModel(**model), setup, HitCounts(**run["counts"]), events, numbers)
-        except (OSError, SafetensorError, ValueError, KeyError, TypeError, AttributeError):
-            raise CheckpointError(
-                f"{path}: damaged trace: not all of it is what a trace holds; record it again"
-            ) from None
-        trace._check(path)
-        return trace
+            model, run = (parse_object(metadata[name].encode(), name) for name in ("model", "run"))
+            traced = _model(model)
+            trace = Trace(traced, _setup(run, traced), _counts(run["counts"]), events, numbers)
+            trace._check()
+        except (OSError, SafetensorError, KeyError, TypeError, AttributeError):
+            reason = "not all of it is what a trace holds"
+        except (ValueError, CheckpointError) as error:
+            reason = f"{error!s:.120}"
+        else:
+            return trace
+        raise CheckpointError(f"{path}: damaged trace: {reason}; record it again")
 
-    def _check(self, path: Path) -> None:
-        kinds, layers, rows = self.events.T if self.events.ndim == 2 else np.full((3, 1), -1)
-        per_event = np.where(kinds == _SETTLE, rows, rows * self.model.num_experts_per_tok)
-        ids = np.repeat(kinds != _SETTLE, np.maximum(per_event, 0))
-        unions = layers[kinds != _SETTLE].tolist()
-        if (
-            (rows < 0).any()
-            or per_event.sum() != len(self.numbers)
-            or (self.numbers[ids] >= self.model.num_experts).any()
-            or not set(unions) <= set(self.model.record_bytes)
-        ):
-            raise CheckpointError(f"{path}: damaged trace: its events do not fit the model it names; record it again")
+    def _check(self) -> None:
+        A, misfit = self.model.num_experts_per_tok, ValueError("its events do not fit the model it names")
+        if self.events.dtype != np.int32 or self.events.ndim != 2 or self.events.shape[1] != 3:
+            raise misfit
+        if self.numbers.dtype != np.uint16 or self.numbers.ndim != 1:
+            raise misfit
+        kinds, layers, rows = self.events.astype(np.int64).T
+        settles = kinds == _SETTLE
+        least = np.where(settles, 0, 1)
+        if ((kinds < 0) | (kinds > _SETTLE) | (rows < least) | (rows > len(self.numbers))).any():
+            raise misfit
+        per_event = np.where(settles, rows, rows * A)
+        if per_event.max(initial=0) > len(self.numbers) or per_event.sum() != len(self.numbers):
+            raise misfit
+        ids = np.repeat(~settles, per_event)
+        unions = set(layers[~settles].tolist())
+        if (self.numbers[ids] >= self.model.num_experts).any() or not unions <= set(self.model.record_bytes):
+            raise misfit
+        layer_idx, most = -1, _MOST_EXPERTS  # of the forward that runs: its last layer and fewest rows
+        for event in self:
+            if isinstance(event, Commit):
+                if event.rows.max(initial=0) >= most:
+                    raise ValueError("a commit keeps a row that its forward does not have")
+                layer_idx, most = -1, _MOST_EXPERTS
+                continue
+            if event.layer_idx <= layer_idx:
+                layer_idx, most = -1, _MOST_EXPERTS
+            if not event.prefill:
+                layer_idx, most = event.layer_idx, min(most, len(event.expert_ids))
 
 
 class TraceRecorder:
@@ -189,6 +209,38 @@ class TraceRecorder:
         )
 
 
+def _model(data: Mapping[str, Any]) -> TracedModel:
+    L = _whole(data["num_layers"], _MOST_LAYERS, 1)
+    E = _whole(data["num_experts"], min(_MOST_EXPERTS, _MOST_KEYS // L), 1)
+    A = _whole(data["num_experts_per_tok"], E, 1)
+    records = {int(i): _whole(size, _MOST_BYTES, 1) for i, size in data["record_bytes"].items()}
+    if not records or min(records) < 0 or max(records) >= L:
+        raise ValueError(f"its records are of layers {sorted(records)[:4]}, the model has {L}")
+    return TracedModel(str(data["fingerprint"])[:80], L, E, A, records)
+
+
+def _setup(run: Mapping[str, Any], model: TracedModel) -> Setup:
+    pools = tuple(
+        PoolSize(_whole(slots, _MOST_BYTES, 1), _whole(transient, _MOST_BYTES)) for slots, transient in run["pools"]
+    )
+    pool_of_layer = tuple(None if i is None else _whole(i, len(pools) - 1) for i in run["pool_of_layer"])
+    if len(pools) > model.num_layers or any(pool_of_layer[i : i + 1] in ((), (None,)) for i in model.record_bytes):
+        raise ValueError("its pools do not fit the model it names")
+    return Setup(
+        pool_of_layer, pools, tuple(_whole(key, model.num_layers * model.num_experts - 1) for key in run["pinned"])
+    )
+
+
+def _counts(data: Mapping[str, Any]) -> HitCounts:
+    return HitCounts(**{name: _whole(count, _MOST_BYTES) for name, count in data.items()})
+
+
+def _whole(value: Any, most: int, least: int = 0) -> int:
+    if type(value) is not int or not least <= value <= most:
+        raise ValueError(f"expected a whole number from {least} to {most}, found {value!r:.40}")
+    return value
+
+
 def write_trace(path: Path, trace: Trace) -> None:
     """Write `trace` whole or not at all."""
     run = {
@@ -198,6 +250,7 @@ def write_trace(path: Path, trace: Trace) -> None:
         "counts": asdict(trace.counts),
     }
     metadata = {"format": _FORMAT, "model": json.dumps(asdict(trace.model)), "run": json.dumps(run)}
+    path = path.resolve()  # behind a link is the file that may be replaced
     temporary = path.with_name(f".{path.name}.partial")
     temporary.write_bytes(save({"events": trace.events, "numbers": trace.numbers}, metadata))
     temporary.replace(path)

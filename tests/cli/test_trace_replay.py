@@ -1,12 +1,16 @@
 """`coli trace` and `coli replay`: the routes of a real run, judged again."""
 
 import json
+import os
+import shutil
 from pathlib import Path
 
 import numpy as np
 import pytest
 from containers import container
 from safetensors.numpy import save_file
+
+from coli.builtin import DEMO_MODEL
 
 PROMPT = "order 4102 by Anna Keller over 49.90 is paid, high priority."
 
@@ -128,3 +132,15 @@ def test_a_dense_model_and_a_bad_output_are_refused_before_anything_is_computed(
     assert coli("trace", "-o", tmp_path, PROMPT).status == 2
     assert coli("trace", "-o", tmp_path / "no" / "t", PROMPT).status == 2
     assert coli("trace", PROMPT).status == 2
+
+
+def test_the_trace_never_replaces_a_device_or_a_file_of_the_model(coli, tmp_path):
+    os.mkfifo(tmp_path / "pipe")
+    model = shutil.copytree(DEMO_MODEL, tmp_path / "model")
+    before = (model / "coli.json").read_bytes()
+    for output in (tmp_path / "pipe", model / "coli.json"):
+        done = coli("trace", "--model", model, "--prompt-ids", "1,2", "--ngen", 2, "-o", output)
+        assert done.status == 2
+        assert str(output) in done.err
+    assert (tmp_path / "pipe").is_fifo()
+    assert (model / "coli.json").read_bytes() == before

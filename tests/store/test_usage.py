@@ -111,7 +111,7 @@ def test_damaged_files_are_one_line(tmp_path: Path, text: str, any_model: bool) 
     assert "\n" not in str(caught.value)
 
 
-@pytest.mark.parametrize("bad", [-1.0, float("inf"), float("nan")])
+@pytest.mark.parametrize("bad", [-1.0, float("inf"), float("nan"), 10**400, 1e300, None])
 def test_impossible_counts_are_refused(tmp_path: Path, bad: float) -> None:
     path = tmp_path / "usage.json"
     data = json.loads(history(2, 10, 1.0).dump())
@@ -119,6 +119,26 @@ def test_impossible_counts_are_refused(tmp_path: Path, bad: float) -> None:
     path.write_text(json.dumps(data))
     with pytest.raises(OptionError, match="damaged"):
         read_history(path, "f", L, E)
+
+
+@pytest.mark.parametrize("any_model", [False, True])
+def test_a_file_that_is_no_file_is_neither_read_nor_replaced(tmp_path: Path, any_model: bool) -> None:
+    path = tmp_path / "usage.json"
+    os.mkfifo(path)
+    with pytest.raises(OptionError, match="not a regular file"):
+        read_history(path, "f", L, E, any_model=any_model)
+    with pytest.raises(OptionError, match="not a regular file"):
+        UsageFile(path, "f", L, E).save(np.ones((L, E), np.int64))
+    assert path.is_fifo()
+
+
+@pytest.mark.parametrize("text", ['{"a":' + "[" * 200_000, "0 0 " + "9" * 400, "x\n" * 5000, "0 0 -4"])
+def test_hostile_files_are_a_short_line(tmp_path: Path, text: str) -> None:
+    path = tmp_path / "usage.json"
+    path.write_text(text)
+    with pytest.raises(OptionError) as caught:
+        read_history(path, "f", L, E, any_model=True)
+    assert len(str(caught.value)) < len(str(path)) + 250
 
 
 WRITER = """

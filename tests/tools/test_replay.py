@@ -1,9 +1,13 @@
 """A replay counts what the run counted, and nothing beats Belady."""
 
+import json
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
+from safetensors import safe_open
+from safetensors.numpy import save
 from store.fake_records import RECORD_BYTES, routes, write_records
 from store.stores import consume, make_store
 
@@ -137,3 +141,57 @@ def test_damaged_traces_are_one_line(tmp_path: Path, damage: str) -> None:
         Trace.read(path)
     assert str(path) in str(caught.value)
     assert "\n" not in str(caught.value)
+
+
+HEADERS: list[tuple[str, str, object]] = [
+    ("model", "num_layers", 10**12),
+    ("model", "num_layers", 2),
+    ("model", "num_experts", 10**12),
+    ("model", "num_experts_per_tok", 0),
+    ("model", "num_experts_per_tok", 10**9),
+    ("model", "num_experts_per_tok", 3.0),
+    ("model", "record_bytes", {"0": 0, "1": 1, "2": 1, "3": 1}),
+    ("model", "record_bytes", {"0": 1, "9": 1}),
+    ("model", "record_bytes", [1]),
+    ("run", "pools", [[0, 0]]),
+    ("run", "pools", [["x", 0]]),
+    ("run", "pools", []),
+    ("run", "pool_of_layer", [None] * L),
+    ("run", "pool_of_layer", [7] * L),
+    ("run", "pinned", [L * E]),
+    ("run", "pinned", [[1]]),
+    ("run", "counts", {"hits": "many"}),
+]
+
+
+@pytest.mark.parametrize(("part", "name", "value"), HEADERS)
+def test_what_no_recorder_writes_is_refused_before_a_replay(
+    tmp_path: Path, part: str, name: str, value: object
+) -> None:
+    path = tmp_path / "run.trace"
+    write_trace(path, record_run(tmp_path, 20, forwards=3))
+    with safe_open(path, "numpy") as file:
+        metadata = file.metadata()
+        arrays = {key: file.get_tensor(key) for key in ("events", "numbers")}
+    metadata[part] = json.dumps(json.loads(metadata[part]) | {name: value})
+    path.write_bytes(save(arrays, metadata))
+    with pytest.raises(CheckpointError, match="damaged trace"):
+        Trace.read(path)
+
+
+@pytest.mark.parametrize("damage", ["kind", "type", "columns", "row"])
+def test_events_no_run_has_are_refused(tmp_path: Path, damage: str) -> None:
+    trace = record_run(tmp_path, 20, forwards=3)
+    events, numbers = trace.events.copy(), trace.numbers.copy()
+    if damage == "kind":
+        events[0, 0] = 9
+    elif damage == "type":
+        events = events.astype(np.float32)
+    elif damage == "columns":
+        events = events[:, :2]
+    else:  # a forward of fewer rows than its commit names
+        numbers[-1] = 60_000
+    path = tmp_path / "run.trace"
+    write_trace(path, replace(trace, events=np.ascontiguousarray(events), numbers=numbers))
+    with pytest.raises(CheckpointError, match="damaged trace"):
+        Trace.read(path)
