@@ -11,6 +11,7 @@ from typing import Any
 
 from coli.builtin import is_builtin
 from coli.drafts.base import MAX_DRAFT_TOKENS
+from coli.drafts.index_file import SEARCHED_BYTES
 from coli.drafts.opening import Drafter, bind_predictor
 from coli.engine.engine import Engine
 from coli.engine.sampling import Sampler
@@ -36,7 +37,6 @@ Notice = Callable[[str], None]
 
 PREFILL_CHUNK = 512
 USAGE_FILE = "usage.json"
-SEARCHED_BYTES = 64_000_000  # of a larger corpus or graph that stay in the page cache; a search touches some 24 pages
 
 
 class LoadedModel:

@@ -25,6 +25,7 @@ FORMAT = "coli n-gram index"
 VERSION = 2
 DEPTH = 10  # ids the order is sorted by, and separators in front of the tokens
 MAX_TOKENS = (1 << 32) - 1
+SEARCHED_BYTES = 64_000_000  # of a larger file that stay in the page cache; a search touches some 24 pages
 HEADER_BYTES = 1 << 16
 STRIDE, SAMPLED = 256, 4  # of the directory
 # in file order; tokens are padded so that every 8-byte array begins at a multiple of 8
@@ -127,8 +128,8 @@ def open_index(path: Path) -> tuple[IndexHeader, dict[str, NDArray[Any]]]:
             mapping = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
     except OSError as error:
         raise CorpusError(f"{path}: cannot be read: {error.strerror or error}") from None
-    if hasattr(mmap, "MADV_RANDOM"):
-        mapping.madvise(mmap.MADV_RANDOM)  # searches touch single pages
+    if size > SEARCHED_BYTES and hasattr(mmap, "MADV_RANDOM"):
+        mapping.madvise(mmap.MADV_RANDOM)  # searches touch single pages; of a smaller file all, the sooner the better
     arrays: dict[str, NDArray[Any]] = {}
     at = HEADER_BYTES
     for name, dtype in ARRAYS.items():

@@ -97,6 +97,18 @@ def test_every_option_in_the_header_is_sealed(path: Path):
     check_content(NgramIndex(path), recount=True)
 
 
+def test_only_a_file_that_fits_what_is_counted_is_read_ahead(path: Path, monkeypatch: pytest.MonkeyPatch):
+    maps = Path("/proc/self/smaps")
+    if not maps.exists():
+        pytest.skip("nothing here tells how a file is mapped")
+    for limit, random_reads in ((1 << 30, False), (0, True)):
+        monkeypatch.setattr("coli.drafts.index_file.SEARCHED_BYTES", limit)
+        index = NgramIndex(path)
+        flags = maps.read_text().split(str(index.path), 1)[1].split("VmFlags:", 1)[1].split("\n", 1)[0].split()
+        assert ("rr" in flags) is random_reads
+        del index
+
+
 @pytest.mark.parametrize("block", [1, 2, 7, 1 << 22])
 def test_contexts_counted_again_are_those_counted_when_built(path: Path, monkeypatch: pytest.MonkeyPatch, block: int):
     monkeypatch.setattr("coli.drafts.suffix_order.BLOCK_POSITIONS", block)
