@@ -410,6 +410,7 @@ def main() -> None:
     parser.add_argument("--layers", type=int, help="cut to this many layers")
     parser.add_argument("--dense-layers", type=int, help="of these, first ones that are dense (deepseek-v3, glm-5)")
     parser.add_argument("--vocab-size", type=int, help="cut to this many ids")
+    parser.add_argument("--experts", type=int, help="cut to this many experts")
     parser.add_argument("-o", "--output", type=Path, required=True)
     parser.add_argument(
         "--type", choices=sorted(TYPES), default="q4_0", help="of every matrix but routers and gpt-oss experts"
@@ -419,6 +420,7 @@ def main() -> None:
     args = parser.parse_args()
     shape = SHAPES[args.shape]
     shape = replace(shape, layers=args.layers or shape.layers, vocab=args.vocab_size or shape.vocab)
+    shape = replace(shape, experts=args.experts or shape.experts)
     if args.dense_layers is not None:
         if shape.latent is None:
             parser.error(f"--dense-layers: {args.shape} has none")
