@@ -3,7 +3,7 @@
 from collections import Counter
 
 import pytest
-from containers import MTP_FIXTURE, container, variant
+from containers import container, variant
 
 from coli.drafts.opening import SourceLibrary
 from coli.engine.engine import Limits
@@ -19,11 +19,10 @@ from coli.store.container import Container
 CONTEXT = 96
 
 
-@pytest.fixture(scope="module", params=["no head", "head", "head with an indexer"])
+@pytest.fixture(scope="module", params=["no head", "head with an indexer"])
 def loaded(request):
     path = {
         "no head": lambda: container("qwen3_moe-padvocab", None),
-        "head": lambda: container(MTP_FIXTURE, None),
         "head with an indexer": lambda: variant("glm_moe_dsa-sparse", None, head=True, shared="FSS", topk=5),
     }[request.param]()
     opened = Container.open(path)
