@@ -237,3 +237,14 @@ def test_a_closed_pipe_ends_it(coli, monkeypatch):
 
     monkeypatch.setattr("coli.cli.bench.write_output", closed)
     assert coli("bench", *QUICK, "-p", "2", "-n", "0").status == 141
+
+
+@pytest.mark.parametrize("streams", [False, True])
+def test_repetitions_have_ids_of_their_own_where_experts_stream(monkeypatch, streams):
+    """Else a repetition would find what the one before it brought in."""
+    seen: list[tuple[int, ...]] = []
+    monkeypatch.setattr(bench, "_streams", lambda loaded: streams)
+    monkeypatch.setattr(bench, "_prompt", lambda loaded, session, ids: seen.append(tuple(ids)) or iter(()))
+    options = bench.BenchOptions(tests=(bench.Test(6, 0, 0),), threads=(1,), repetitions=3)
+    assert len(list(bench.bench(DEMO_MODEL, EngineOptions(usage_save=False, gate_save=False), options, print))) == 1
+    assert (len(seen), len(set(seen))) == (4, 4 if streams else 1)
