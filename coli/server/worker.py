@@ -366,6 +366,8 @@ class Worker:
         if active.running.reading:
             session.rewind(session.cache.length)
         self._ended_drafts = _added(self._ended_drafts, _drafts(active))
+        if (store := self._llm.load(self.context).store) is not None:
+            store.catch_up()
         self.slots.release(active.slot)
 
     def _fail(self, job: Job, error: Exception) -> None:

@@ -188,6 +188,10 @@ class ExpertStore:
             prefetch_hits=self._prefetch_hits,
         )
 
+    def catch_up(self) -> None:
+        """Let `glance` show all forwards there were."""
+        self.policy.catch_up()
+
     def glance(self) -> StoreGlance:
         """Counters and residency for an onlooker; the one method that other threads may call."""
         decode, prefill = self.policy.told_counts

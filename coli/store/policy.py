@@ -126,7 +126,7 @@ class ResidencyPolicy:
     @property
     def usage(self) -> NDArray[np.int64]:
         """Selections by committed rows, (L * E,): what the usage history learns from."""
-        self._tell_quiet()
+        self.catch_up()
         return self.told_usage
 
     def request(self, layer_idx: int, expert_ids: NDArray[np.int64], *, prefill: bool) -> UnionPlan:
@@ -170,7 +170,7 @@ class ResidencyPolicy:
             self._quiet.append(self._row)
             self._row = None
             if len(self._quiet) == QUIET_FORWARDS:
-                self._tell_quiet()
+                self.catch_up()
             return
         self._tell()
         counted = []
@@ -199,7 +199,7 @@ class ResidencyPolicy:
 
     @property
     def told_counts(self) -> tuple[UnionCounts, UnionCounts]:
-        """Of decode and prefill unions, without those of the last few forwards: any thread may ask."""
+        """Of decode and prefill unions, without those of up to QUIET_FORWARDS last forwards: any thread may ask."""
         return self._counts, self.prefill_counts
 
     def discard(self, key: int) -> None:
@@ -246,7 +246,7 @@ class ResidencyPolicy:
 
     def _tell(self) -> None:
         """Pass unions noted by `touched` on to the eviction orders, in bulk and before anything can depend on them."""
-        self._tell_quiet()
+        self.catch_up()
         self._unfold()
         if not self._untold:
             return
@@ -267,8 +267,8 @@ class ResidencyPolicy:
             self._forward += zip(layer_idxs, keys[:, None], strict=True)
             self._untold += len(layer_idxs)
 
-    def _tell_quiet(self) -> None:
-        """Account for the forwards in `_quiet`, a layer at a time."""
+    def catch_up(self) -> None:
+        """Account for the forwards in `_quiet`, a layer at a time: all that are settled are in `told_counts` then."""
         quiet, self._quiet = self._quiet, []
         for layer_idxs, forwards in groupby(quiet, key=itemgetter(0)):
             keys = np.array([keys for _, keys in forwards])  # (forwards, n, A)

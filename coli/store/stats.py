@@ -91,7 +91,7 @@ class StoreStats:
 
 @dataclass(frozen=True, slots=True)
 class StoreGlance:
-    """What any thread may see of a store at work: exact between forwards, during one the unions before it.
+    """What any thread may see of a store at work: exact after `catch_up`, else up to QUIET_FORWARDS forwards behind.
 
     `resident` (L, E): in memory now, pinned ones included; `usage` (L, E): selections by committed rows so far.
     """

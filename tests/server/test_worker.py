@@ -119,3 +119,16 @@ def test_a_prompt_left_half_read_leaves_the_rows_it_has(llm):
     while worker.slots.active:
         worker._step()
     assert again[-1].cached_tokens == CHUNK
+
+
+def test_between_answers_every_forward_is_counted_for_onlookers(llm):
+    worker = worker_of(llm, 1)
+    for salt in range(2):  # of the second answer's experts most are in memory
+        heard = Heard(worker, 1, 20, salt)
+        while not heard or not isinstance(heard[-1], Done):
+            worker._admit()
+            worker._step()
+        glance, stats = worker.glance(), llm.load(CONTEXT).store.stats()
+        assert (glance.hits, glance.misses) == (stats.hits, stats.misses)
+        assert glance.hits + glance.misses == worker.counts.steps * 6 * 4
+        assert (glance.usage == llm.load(CONTEXT).store.policy.usage.reshape(glance.usage.shape)).all()
