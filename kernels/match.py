@@ -15,16 +15,18 @@ from coli.kernels.transcendental import exp64, log64
 
 MAX_ORDER = 10
 ATTENTIVE, SINGLE_ORDER, WITTEN_BELL = 0, 1, 2
-ARRAY_TYPES = ("i4", "u4", "i4", "i8", "i8", "u4", "u4", "f4", "i8", "i4", "u4")
+ARRAY_TYPES = ("u1", "u4", "i4", "i8", "i8", "u4", "u4", "f4", "i8", "i4", "u4")
 STRIDE, SAMPLED = 256, 4  # the directory holds the last 4 ids before every 256th sorted position
 HEAVY = 256  # ranges of this size have an entry among the heavy contexts
 SLOTS = 8192  # of the accumulator: at most 10 orders x 256 successors are in it
 MAX_DRAFTED = 63
 RELIABLE = 16  # occurrences beyond which a context counts as no more reliable
 
-# words of the index block: 0 tokens, 1 their number, 2 positions, 3 their number, 4 first, 5 vocabulary, then of the
-# heavy contexts 6 keys, 7 their number, 8 latest, 9 types, 10 entropy, 11 first, 12 ids, 13 counts, 14 number of ids;
-# 15 is the directory
+TOKEN_BYTES = 3  # of one id among the tokens; all ones: a separator
+
+# words of the index block: 0 tokens, 1 their number (but for the last, so that four bytes can be read at any of them),
+# 2 positions, 3 their number, 4 first, 5 vocabulary, then of the heavy contexts 6 keys, 7 their number, 8 latest,
+# 9 types, 10 entropy, 11 first, 12 ids, 13 counts, 14 number of ids; 15 is the directory
 # A file may be damaged where nobody looked: whatever is read from it is brought into range before it is an index.
 
 
@@ -39,10 +41,16 @@ def _u32(at):
 
 
 @device
+def _id(index, at):
+    """Token `at`, -1 for a separator."""
+    bits = np.int64(load_i32(_word(index, 0) + 3 * max(at, 0))) & 0xFFFFFF
+    return bits - ((bits + 1) & 0x1000000)
+
+
+@device
 def _id_before(index, place, distance):
     """The id `distance` before the position at `place` of the sorted order."""
-    at = min(_u32(_word(index, 2) + 4 * place), _word(index, 1) - 1) - distance
-    return np.int64(load_i32(_word(index, 0) + 4 * max(at, 0)))
+    return _id(index, min(_u32(_word(index, 2) + 4 * place), _word(index, 1) - 1) - distance)
 
 
 @device
@@ -67,6 +75,17 @@ def _bound(index, low, high, distance, wanted):
 
 
 @device
+def _end(index, low, high, distance, wanted):
+    """First place of [low, high) whose id `distance` before is not `wanted`, which place `low` has. In growing steps:
+    most contexts are rare, so this end is near, in lines of memory that the search for the other one has fetched."""
+    step = 1
+    while low + step < high and step < 512 and _id_before(index, low + step, distance) == wanted:
+        low += step
+        step *= 2
+    return _bound(index, low + 1, min(high, low + step) if step < 512 else high, distance, wanted + 1)
+
+
+@device
 def _ranges(index, context, n, depth, out):
     """Ranges of the last 1..depth ids of context i64 (n,), to out i64 (depth, 2); returns how many are not empty."""
     if n < 1 or depth < 1:
@@ -84,10 +103,12 @@ def _ranges(index, context, n, depth, out):
         if order >= depth or order >= n:
             break
         wanted = load_i64(context + 8 * (n - 1 - order))
-        low = _bound(index, low, high, order + 1, wanted)
-        if low < high and _id_before(index, low, order + 1) != wanted:
+        if high - low > 1:
+            low = _bound(index, low, high, order + 1, wanted)
+        if low >= high or _id_before(index, low, order + 1) != wanted:
             break
-        high = _bound(index, low, high, order + 1, wanted + 1)
+        if high - low > 1:
+            high = _end(index, low, high, order + 1, wanted)
     return order
 
 
@@ -108,7 +129,8 @@ def _heavy(index, low, high, order):
 
 
 def _search(args, part, parts):
-    """args: index, context, n, depth, ranges (depth, 2), out (orders matched, latest position of the longest)."""
+    """args: index, context, n, depth, ranges (depth, 2), out (orders matched, latest position of the longest, number of
+    ids that follow there), ids i64 of those, most of them."""
     index, ranges, out = load_i64(args), load_i64(args + 32), load_i64(args + 40)
     order = _ranges(index, load_i64(args + 8), load_i64(args + 16), load_i64(args + 24), ranges)
     latest = -1
@@ -120,8 +142,19 @@ def _search(args, part, parts):
         else:  # also a long range of an order that is not summed up
             for place in range(low, high):
                 latest = max(latest, _u32(_word(index, 2) + 4 * place))
+    latest = min(latest, _word(index, 1) - 1)
+    count = 0
+    if latest >= 0:
+        most = min(load_i64(args + 56), _word(index, 1) - latest)
+        while count < most:
+            token = _id(index, latest + count)
+            if token < 0:
+                break
+            store_i64(load_i64(args + 48) + 8 * count, token)
+            count += 1
     store_i64(out, order)
-    store_i64(out + 8, min(latest, _word(index, 1) - 1))
+    store_i64(out + 8, latest)
+    store_i64(out + 16, count)
 
 
 SEARCH = Stage(_search)
@@ -292,7 +325,8 @@ DRAFT = Stage(_draft)
 class IndexArrays:
     """One index in memory or mapped, and the scratch memory of searches in it. One thread at a time.
 
-    tokens int32 (n,), ids and separators (-1), the first MAX_ORDER separators; positions uint32 (m,); directory int32
+    tokens uint8 (3 (n + 1),), ids of 3 bytes, low one first, and separators (all ones), the first MAX_ORDER separators,
+    the last one too, which does not count; positions uint32 (m,); directory int32
     (ceil(m / STRIDE) * SAMPLED,), the ids before every STRIDE-th of them, newest first; first int64 (V + 1,) range of
     the positions behind each id; of the contexts with at least HEAVY occurrences keys int64 (h,) start << 4 | order
     ascending, latest and types uint32 (h,), entropy float32 (h,), heavy_first int64 (h + 1,) range in ids int32 (e,)
@@ -318,24 +352,28 @@ class IndexArrays:
             assert array.dtype == np.dtype(dtype)
             assert array.ndim == 1
             assert array.flags.c_contiguous
-        assert len(tokens) > 0
+        assert len(tokens) % TOKEN_BYTES == 0
+        assert len(tokens) > TOKEN_BYTES
         assert len(latest) == len(types) == len(entropy) == len(keys) == len(heavy_first) - 1
         assert len(ids) == len(counts)
         assert len(directory) == -(-len(positions) // STRIDE) * SAMPLED
         self._block = arguments(
-            address(tokens), len(tokens), address(positions), len(positions), address(first), len(first) - 1,
-            address(keys), len(keys), address(latest), address(types), address(entropy), address(heavy_first),
+            address(tokens), len(tokens) // TOKEN_BYTES - 1, address(positions), len(positions),
+            address(first), len(first) - 1, address(keys), len(keys),
+            address(latest), address(types), address(entropy), address(heavy_first),
             address(ids), address(counts), len(ids), address(directory),
         )  # fmt: skip
+        _ = SEARCH.address  # loaded now, not while a token is waited for
         self._context = np.empty(MAX_ORDER + MAX_DRAFTED, np.int64)
-        self._ranges, self._out = np.empty((MAX_ORDER, 2), np.int64), np.empty(2, np.int64)
+        self._ranges, self._out = np.empty((MAX_ORDER, 2), np.int64), np.empty(3, np.int64)
         self._scratch = np.zeros(3 * SLOTS + 70 + MAX_ORDER * 2 * HEAVY, np.int64)
         self._scratch[:SLOTS] = -1
         self._ids, self._orders = np.empty(MAX_DRAFTED, np.int64), np.empty(MAX_DRAFTED, np.int64)
         self._chances = np.empty(MAX_DRAFTED, np.float64)
         self._search_block = arguments(
-            address(self._block), address(self._context), 0, 0, address(self._ranges), address(self._out)
-        )
+            address(self._block), address(self._context), 0, 0, address(self._ranges), address(self._out),
+            address(self._ids), 0,
+        )  # fmt: skip
 
     def _load(self, context, depth):
         """The last ids of `context` into the buffer; returns their number."""
@@ -346,12 +384,22 @@ class IndexArrays:
     def search(self, context: Sequence[int], depth: int) -> tuple[np.ndarray, int]:
         """Ranges int64 (orders, 2) of the last 1, 2 .. depth ids of `context`, as far as they occur (valid until the
         next call), and the highest position that follows the longest one (-1: none)."""
-        assert 1 <= depth <= MAX_ORDER
-        self._search_block[2] = self._load(context, depth)
-        self._search_block[3] = depth
-        SEARCH.run(self._search_block)
-        orders, latest = self._out.tolist()
+        orders, latest, _ = self._run_search(context, depth, 0)
         return self._ranges[:orders], latest
+
+    def continuation(self, context: Sequence[int], depth: int, limit: int) -> tuple[int, list[int]]:
+        """(orders, ids): how many of the last 1, 2 .. depth ids of `context` occur, and up to `limit` ids behind the
+        last occurrence of the longest, to the end of its document."""
+        orders, _, count = self._run_search(context, depth, limit)
+        return orders, self._ids[:count].tolist()
+
+    def _run_search(self, context, depth, limit):
+        assert 1 <= depth <= MAX_ORDER
+        assert 0 <= limit <= MAX_DRAFTED
+        block = self._search_block
+        block[2], block[3], block[7] = self._load(context, depth), depth, limit
+        SEARCH.run(block)
+        return self._out.tolist()
 
     def draft(
         self,
@@ -372,7 +420,7 @@ class IndexArrays:
         gives order o N / (N + T) of what longer ones left, with T distinct successors. Laws are counts / N over the
         256 most frequent successors, the mixture is renormalized. Equal probabilities: the lowest id."""
         knobs = float(order_bias), float(temperature), float(reliability), float(penalty)
-        drafted, _ = self._draft(context, k, max_order, mode, knobs, 0, 0)
+        drafted, _, _ = self._draft(context, k, max_order, mode, knobs, 0, 0)
         return self._ids[:drafted].tolist(), self._chances[:drafted].tolist(), self._orders[:drafted].tolist()
 
     def law(
@@ -388,7 +436,7 @@ class IndexArrays:
         """ids int64 (m,) and probabilities float64 (m,) of the mixture behind context, unordered; empty if unknown."""
         knobs = float(order_bias), float(temperature), float(reliability), float(penalty)
         ids, chances = np.empty(MAX_ORDER * HEAVY, np.int64), np.empty(MAX_ORDER * HEAVY, np.float64)
-        _, used = self._draft(context, 1, max_order, mode, knobs, address(ids), address(chances))
+        _, used, _ = self._draft(context, 1, max_order, mode, knobs, address(ids), address(chances))
         return ids[:used], chances[:used]
 
     def _draft(self, context, k, max_order, mode, knobs, law_ids, law):

@@ -4,7 +4,8 @@
     python scripts/measure_graph.py --answers --model CONTAINER FOLDER...
 
 Takes .py, .md, .rst and .txt files of the folders, in order, up to --bytes of them (100 MB, or 2 MB for answers). The
-first form prints a Markdown table: seconds of encoding and of everything beyond it, size, peak memory, opening, and
+first form prints a Markdown table: seconds of encoding and of everything beyond it, size, peak memory, opening, the
+longest suffix at random places (warm: this thread's processor time; cold: the page cache without the file), and
 microseconds per drafted id with 5 orders mixed, over random places and behind the most common words. A file that is
 there is measured and not built again.
 
@@ -15,6 +16,7 @@ that differs from the plain one makes the exit code 1.
 """
 
 import argparse
+import os
 import resource
 import statistics
 import sys
@@ -39,7 +41,7 @@ from coli.tools.corpus_shards import Reading, remove_work_folder, tokenize
 from coli.tools.index_writer import IndexOptions, write_index
 
 SUFFIXES = {".py", ".md", ".rst", ".txt"}
-PLACES, IDS_PER_DRAFT, COMMON = 2000, 8, 50
+PLACES, IDS_PER_DRAFT, COMMON, COLD = 2000, 8, 50, 40
 CONTRACT = Path(__file__).parent / "legal_contract.md"
 OPENINGS = (
     "Neither party is in breach of this Agreement if it is prevented from",
@@ -100,17 +102,20 @@ def build(inputs: list[Input], target: Path, tokenizer: Tokenizer, vocab_size: i
 def uses(path: Path) -> list[Row]:
     """Size, opening and drafting of the index at `path`."""
     opening = [_seconds(lambda: NgramIndex(path)) for _ in range(9)]
+    contexts, common = _contexts(path)
+    cold = [_cold_seconds(path, context) for context in contexts[:COLD]]  # while nobody has it mapped
     index, mixing = NgramIndex(path), Mixing()
-    tokens = index.array("tokens")
-    rng = np.random.default_rng(1)
-    places = [int(at) for at in rng.integers(DEPTH, len(tokens) - 1, PLACES) if (tokens[at - 5 : at] >= 0).all()]
-    contexts = [tokens[at - DEPTH : at].tolist() for at in places]
-    counts = np.diff(index.array("first"))
-    common = [[int(token_id)] for token_id in np.argsort(-counts)[:COMMON]]
     rows = [
         ("size", f"{path.stat().st_size / index.num_ids:.2f} bytes per id"),
         ("open", f"{1e3 * statistics.median(opening):.1f} ms warm, {1e3 * opening[0]:.1f} ms the first time"),
+        ("longest suffix, cold", f"{1e3 * statistics.median(cold):.1f} ms (median of {len(cold)})"),
     ]
+    for context in contexts:
+        index.continuation(context, IDS_PER_DRAFT)  # warm
+    began = time.thread_time()
+    for context in contexts:
+        index.continuation(context, IDS_PER_DRAFT)
+    rows.append(("longest suffix, warm", f"{1e6 * (time.thread_time() - began) / len(contexts):.1f} us"))
     for name, all_contexts in (("random places", contexts), ("the most common words", common)):
         for context in all_contexts:
             index.draft(context, IDS_PER_DRAFT, mixing)  # warm
@@ -119,6 +124,24 @@ def uses(path: Path) -> list[Row]:
             drafted += len(index.draft(context, IDS_PER_DRAFT, mixing)[0])
         rows.append((f"drafted id, 5 orders mixed, {name}", f"{1e6 * (time.perf_counter() - began) / drafted:.1f} us"))
     return rows
+
+
+def _contexts(path: Path) -> tuple[list[list[int]], list[list[int]]]:
+    """Random places, and the most common ids."""
+    index = NgramIndex(path)
+    tokens = index.ids()
+    rng = np.random.default_rng(1)
+    places = [int(at) for at in rng.integers(DEPTH, len(tokens) - 1, PLACES) if (tokens[at - 5 : at] >= 0).all()]
+    counts = np.diff(index.array("first"))
+    common = [[int(token_id)] for token_id in np.argsort(-counts)[:COMMON]]
+    return [tokens[at - DEPTH : at].tolist() for at in places], common
+
+
+def _cold_seconds(path: Path, context: list[int]) -> float:
+    with path.open("rb") as file:
+        os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+    index = NgramIndex(path)
+    return _seconds(lambda: index.continuation(context, IDS_PER_DRAFT))
 
 
 @dataclass(frozen=True, slots=True)

@@ -24,11 +24,10 @@ class SpanIndex(Protocol):
     num_ids: int
     mapped_bytes: int
 
-    def longest_match(self, context: Sequence[int]) -> tuple[int, int] | None:
-        """(position behind the match, match length) of the longest suffix, 8 down to 3 ids, most recent first."""
-
-    def following(self, position: int, limit: int) -> list[int]:
-        """Up to `limit` ids from `position` on, to the end of the span."""
+    def continuation(self, context: Sequence[int], limit: int) -> tuple[list[int], int] | None:
+        """Up to `limit` ids behind the last occurrence of the longest suffix of `context`, 8 down to 3 ids, to the end
+        of its span, and the length of that suffix.
+        """
 
 
 def open_corpus(path: Path, vocab_size: int, fingerprint: Callable[[], str], notice: Notice) -> SpanIndex | None:
@@ -69,11 +68,10 @@ class CorpusSource:
     def propose(self, limit: int, extension: Sequence[int] = ()) -> Draft | None:
         if not self._guard.allows(self.counters):
             return None
-        match = self._index.longest_match([*self._tail, *extension])
-        if match is None:
+        found = self._index.continuation([*self._tail, *extension] if extension else self._tail, self._depth)
+        if found is None:
             return None
-        position, match_length = match
-        token_ids = self._index.following(position, self._depth)
+        token_ids, match_length = found
         self.counters.proposed += len(token_ids)
         if limit <= 0:
             return None

@@ -5,6 +5,7 @@ In memory, for the seed's text file. Knows ids and separators only; built once, 
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -21,15 +22,18 @@ MAX_VOCAB_SIZE = 1 << _ID_BITS
 class _Order:
     """All n-grams of one length. keys: (nodes,) int64 ascending; last_end: (nodes,) position of the most recent
     occurrence's last id; repeated: (nodes,) bool, whether there are several occurrences.
+
+    Views, not arrays: a search reads single values, which an array wraps into objects of its own.
     """
 
-    keys: NDArray[np.int64]
-    last_end: NDArray[np.int32]
-    repeated: NDArray[np.bool_]
+    keys: memoryview
+    last_end: memoryview
+    repeated: memoryview
 
     def find(self, key: int) -> int | None:
-        node = int(self.keys.searchsorted(np.int64(key)))
-        return node if node < len(self.keys) and int(self.keys[node]) == key else None
+        keys = self.keys
+        node = bisect_left(keys, key)
+        return node if node < len(keys) and keys[node] == key else None
 
 
 class FrozenIndex:
@@ -46,7 +50,7 @@ class FrozenIndex:
         """ids: (n,) token ids below MAX_VOCAB_SIZE, negative between spans."""
         if len(ids) and int(ids.max()) >= MAX_VOCAB_SIZE:
             raise ValueError(f"id {int(ids.max())} is beyond {MAX_VOCAB_SIZE}")
-        self._ids = ids
+        self._ids = np.ascontiguousarray(ids).data
         self.num_ids = int(np.count_nonzero(ids >= 0))
         self._orders = _build(ids)
 
@@ -69,11 +73,16 @@ class FrozenIndex:
             if child is None:
                 break
             order, node, length = deeper, child, length + 1
-        end = int(order.last_end[node])
+        end = order.last_end[node]
         if not order.repeated[node]:
             while length < longest and end >= length and self._ids[end - length] == context[-length - 1]:
                 length += 1
         return end + 1, length
+
+    def continuation(self, context: Sequence[int], limit: int) -> tuple[list[int], int] | None:
+        """Up to `limit` ids behind the longest match, and its length."""
+        match = self.longest_match(context)
+        return None if match is None else (self.following(match[0], limit), match[1])
 
     def following(self, position: int, limit: int) -> list[int]:
         """Up to `limit` ids from `position` on, to the end of the span."""
@@ -105,7 +114,7 @@ def _build(ids: NDArray[np.int32]) -> list[_Order]:
         starts = np.flatnonzero(first)
         counts = np.diff(starts, append=len(keys))
         last_end = np.maximum.reduceat(ends, starts) if len(starts) else ends
-        orders.append(_Order(keys[starts], last_end, counts > 1))
+        orders.append(_Order(keys[starts].data, last_end.data, (counts > 1).data))
         # only repeated n-grams need a longer key
         node = np.repeat(np.arange(len(starts), dtype=np.int64), counts)
         longer = np.repeat(counts > 1, counts) & (ends >= length)

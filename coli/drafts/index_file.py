@@ -22,16 +22,17 @@ from coli.errors import CorpusError
 from coli.impostors import open_regular
 
 FORMAT = "coli n-gram index"
-VERSION = 2
+VERSION = 3  # 2 had ids of four bytes
 DEPTH = 10  # ids the order is sorted by, and separators in front of the tokens
 MAX_TOKENS = (1 << 32) - 1
 SEARCHED_BYTES = 64_000_000  # of a larger file that stay in the page cache; a search touches some 24 pages
+TOKEN_BYTES, SEPARATOR = 3, 0xFFFFFF
 HEADER_BYTES = 1 << 16
 STRIDE, SAMPLED = 256, 4  # of the directory
-# in file order; tokens are padded so that every 8-byte array begins at a multiple of 8
+# in file order; tokens are padded with separators, one at least, so that every 8-byte array begins at a multiple of 8
 ARRAYS: Mapping[str, str] = {
     "positions": "U32",  # (m,) positions that follow at least one id, sorted by the ids before them, read backwards
-    "tokens": "I32",  # (n,) ids, -1 between documents, DEPTH of them in front
+    "tokens": "U8",  # (3 n,) ids of 3 bytes, low one first; all ones between documents, DEPTH of them in front
     "directory": "I32",  # (ceil(m / 256) * 4,) the last 4 ids before every 256th sorted position, newest first
     "first": "I64",  # (vocab_size + 1,) range of the positions behind each id
     "heavy.keys": "I64",  # (h,) start << 4 | order of the contexts seen at least 256 times
@@ -60,6 +61,20 @@ class Source(NamedTuple):
 
     name: str
     kind: str
+
+
+def packed_ids(ids: NDArray[np.int32]) -> NDArray[np.uint8]:
+    """ids (n,), negative between documents, as bytes (3 n,)."""
+    return np.ascontiguousarray(ids, "<i4").view(np.uint8).reshape(-1, 4)[:, :TOKEN_BYTES].ravel()
+
+
+def unpacked_ids(tokens: NDArray[np.uint8]) -> NDArray[np.int32]:
+    """What `packed_ids` was given, separators as -1."""
+    bits = np.zeros((len(tokens) // TOKEN_BYTES, 4), np.uint8)
+    bits[:, :TOKEN_BYTES] = tokens.reshape(-1, TOKEN_BYTES)
+    ids: NDArray[np.int32] = bits.view("<i4").ravel()
+    ids[ids == SEPARATOR] = -1
+    return ids
 
 
 @dataclass(frozen=True, slots=True)
@@ -198,7 +213,7 @@ def _header(path: Path, text: object) -> IndexHeader:
         assert all(type(count) is int for count in header.contexts)
     except (ValueError, KeyError, TypeError, AssertionError, RecursionError):
         raise CorpusError(f"{path}: the metadata `index` is not what this version writes; build it again") from None
-    if not (0 < header.vocab_size < 1 << 24 and 1 <= header.max_order <= DEPTH):
+    if not (0 < header.vocab_size <= SEPARATOR and 1 <= header.max_order <= DEPTH):
         raise CorpusError(
             f"{path}: vocabulary of {header.vocab_size}, order {header.max_order}: expected orders 1..{DEPTH}"
         )
@@ -221,15 +236,18 @@ def _check_lengths(path: Path, header: IndexHeader, lengths: Mapping[str, int]) 
     for name, length in expected.items():
         if lengths[name] != length:
             raise CorpusError(f"{path}: array {name}: expected {length} values, found {lengths[name]}")
-    if not DEPTH <= lengths["tokens"] <= MAX_TOKENS or not 0 < lengths["positions"] < lengths["tokens"]:
-        raise CorpusError(f"{path}: {lengths['tokens']} tokens and {lengths['positions']} positions do not fit")
+    tokens, rest = divmod(lengths["tokens"], TOKEN_BYTES)
+    if rest or not DEPTH < tokens <= MAX_TOKENS or not 0 < lengths["positions"] < tokens:
+        raise CorpusError(
+            f"{path}: {lengths['tokens']} bytes of tokens and {lengths['positions']} positions do not fit"
+        )
 
 
 def _check_counts(path: Path, header: IndexHeader, lengths: Mapping[str, int]) -> None:
     """What the arrays' lengths say about the counts in the header; the exact ones need the whole file."""
     most = lengths["positions"]
     counts = {
-        "num_ids": (header.num_ids, most + 1, lengths["tokens"] - DEPTH),
+        "num_ids": (header.num_ids, most + 1, lengths["tokens"] // TOKEN_BYTES - DEPTH - 1),
         "num_documents": (header.num_documents, lengths["documents.start"], lengths["documents.start"]),
         "prune": (header.prune, 0, None),
         "number of orders": (len(header.contexts), header.max_order, header.max_order),

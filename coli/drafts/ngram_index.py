@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from coli.drafts.frozen_index import LONGEST_MATCH, SHORTEST_MATCH
-from coli.drafts.index_file import DEPTH, IndexHeader, Source, open_index
+from coli.drafts.index_file import DEPTH, TOKEN_BYTES, IndexHeader, Source, open_index, unpacked_ids
 from coli.errors import CorpusError
 from coli.kernels.match import ATTENTIVE, SINGLE_ORDER, WITTEN_BELL, IndexArrays
 
@@ -78,19 +78,10 @@ class NgramIndex:
             )
         return index
 
-    def longest_match(self, context: Sequence[int]) -> tuple[int, int] | None:
-        """(position behind the match, match length) for the longest suffix of 8..3 ids, most recent first."""
-        ranges, latest = self._search.search(context, LONGEST_MATCH)
-        length = len(ranges)
-        return (latest, length) if length >= SHORTEST_MATCH else None
-
-    def following(self, position: int, limit: int) -> list[int]:
-        """Up to `limit` ids from `position` on, to the end of the document."""
-        ids: list[int] = self._arrays["tokens"][position : position + limit].tolist()
-        for index, token_id in enumerate(ids):
-            if token_id < 0:
-                return ids[:index]
-        return ids
+    def continuation(self, context: Sequence[int], limit: int) -> tuple[list[int], int] | None:
+        """Up to `limit` ids behind the longest suffix of 8..3 ids, most recent first, and that suffix's length."""
+        length, ids = self._search.continuation(context, LONGEST_MATCH, limit)
+        return (ids, length) if length >= SHORTEST_MATCH else None
 
     def draft(self, context: Sequence[int], k: int, mixing: Mixing, max_order: int | None = None) -> _Drafted:
         """Up to k ids behind `context`, each the likeliest of its mixture: (ids, probabilities, matched orders)."""
@@ -119,8 +110,15 @@ class NgramIndex:
         return dict(zip(*(part.tolist() for part in self._successors(context)), strict=True))
 
     def _successors(self, context: Sequence[int]) -> tuple[NDArray[Any], NDArray[Any]]:
-        positions = self.positions(context)
-        return np.unique(self._arrays["tokens"][positions], return_counts=True)
+        return np.unique(self.ids_at(self.positions(context)), return_counts=True)
+
+    def ids(self, start: int = 0, stop: int | None = None) -> NDArray[np.int32]:
+        """Tokens start .. stop-1 (default: all of them), -1 between documents."""
+        return unpacked_ids(self._arrays["tokens"][TOKEN_BYTES * start : None if stop is None else TOKEN_BYTES * stop])
+
+    def ids_at(self, positions: NDArray[Any]) -> NDArray[np.int32]:
+        """The tokens at `positions`."""
+        return unpacked_ids(self._arrays["tokens"].reshape(-1, TOKEN_BYTES)[positions].ravel())
 
     def positions(self, context: Sequence[int]) -> NDArray[np.uint32]:
         """All positions behind `context` (1..DEPTH ids), in the order of the index."""
@@ -137,7 +135,7 @@ class NgramIndex:
         return Place(
             self.sources[int(self._arrays["documents.source"][document])],
             int(self._arrays["documents.offset"][document]),
-            self._arrays["tokens"][start:position],
+            self.ids(start, position),
         )
 
     @property

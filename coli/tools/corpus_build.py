@@ -134,7 +134,7 @@ def _tokenize(
 
 def _tokens_of(index: NgramIndex) -> Tokens:
     """What was indexed, in the form new inputs come in."""
-    ids = index.array("tokens")[DEPTH:]
+    ids = index.ids(DEPTH)
     starts = index.array("documents.start") - DEPTH
     ends = np.append(starts[1:], len(ids))
     if not index.header.span_files:

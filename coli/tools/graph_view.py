@@ -88,7 +88,6 @@ def frequent_contexts(index: NgramIndex, limit: int, least: int, most: int) -> l
     """
     first = index.array("first")
     counts = np.diff(first)
-    tokens = index.array("tokens")
     queue: list[tuple[int, Context]] = [(-int(counts[i]), (int(i),)) for i in np.flatnonzero(counts)]
     heapq.heapify(queue)
     found: list[tuple[Context, int]] = []
@@ -97,7 +96,7 @@ def frequent_contexts(index: NgramIndex, limit: int, least: int, most: int) -> l
         if len(context) >= least:
             found.append((context, -negative))
         if len(context) < most:
-            before = tokens[index.positions(context).astype(np.int64) - len(context) - 1]
+            before = index.ids_at(index.positions(context).astype(np.int64) - len(context) - 1)
             ids, sizes = np.unique(before[before >= 0], return_counts=True)
             for token_id, size in zip(ids.tolist(), sizes.tolist(), strict=True):
                 heapq.heappush(queue, (-size, (token_id, *context)))

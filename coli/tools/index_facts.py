@@ -59,7 +59,7 @@ def check_content(index: NgramIndex, *, recount: bool = False) -> None:
         raise CorpusError(f"{index.path}: contradicts itself: {what}; build it again")
     if recount:
         header = index.header
-        found = tuple(distinct_contexts(index.array("tokens"), index.array("positions"), header.max_order))
+        found = tuple(distinct_contexts(index.ids(), index.array("positions"), header.max_order))
         if found != header.contexts:
             raise CorpusError(
                 f"{index.path}: header: contexts {list(header.contexts)}, found {list(found)}; build it again"
@@ -68,7 +68,7 @@ def check_content(index: NgramIndex, *, recount: bool = False) -> None:
 
 def _contradictions(index: NgramIndex) -> Iterator[str]:
     """A whole file can still be a wrong one: what would lead outside its arrays, and counts that are not theirs."""
-    header, tokens, positions = index.header, index.array("tokens"), index.array("positions")
+    header, tokens, positions = index.header, index.ids(), index.array("positions")
     first, heavy_first, starts = (index.array(name) for name in ("first", "heavy.first", "documents.start"))
     if (tokens[:DEPTH] != -1).any() or int(tokens.min()) < -1 or int(tokens.max()) >= header.vocab_size:
         yield f"tokens: expected {DEPTH} separators and ids below {header.vocab_size}"
@@ -114,7 +114,7 @@ def why(index: NgramIndex, context: Sequence[int], encoder: Encoder, limit: int 
     else:
         return 0, 0, []
     positions = np.sort(index.positions(suffix))
-    following = index.array("tokens")[positions]
+    following = index.ids_at(positions)
     successors = index.successors(suffix)
     best = sorted(successors, key=lambda token_id: (-successors[token_id], token_id))[:limit]
     reasons = []

@@ -22,9 +22,11 @@ from coli.drafts.index_file import (
     MAX_TOKENS,
     SAMPLED,
     STRIDE,
+    TOKEN_BYTES,
     IndexHeader,
     Source,
     header_bytes,
+    packed_ids,
 )
 from coli.drafts.suffix_order import HeavyContexts, heavy_contexts, merged_heavy, sorted_blocks
 from coli.errors import CorpusError
@@ -123,8 +125,10 @@ def _write(
             )
         raise CorpusError(f"{target}: nothing to index: the inputs hold no two ids that follow one another")
     progress("writing", total, total)
-    # what follows has 8-byte values: an even number of 4-byte ones goes before
-    writer.add("tokens", np.append(ids, np.int32(-1)) if (offset + len(ids)) % 2 else ids)
+    # what follows has 8-byte values
+    padding = next(count for count in range(1, 9) if (4 * offset + TOKEN_BYTES * (len(ids) + count)) % 8 == 0)
+    writer.add("tokens", packed_ids(ids))
+    writer.add("tokens", packed_ids(np.full(padding, -1, np.int32)))
     writer.add("directory", np.concatenate(samples))
     writer.add("first", np.concatenate([[0], np.cumsum(counts)]))
     merged = merged_heavy(heavy)

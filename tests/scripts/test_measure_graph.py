@@ -17,6 +17,7 @@ def test_text_is_built_and_measured_and_a_graph_is_only_measured(tmp_path: Path,
     script = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(script)
     monkeypatch.setattr(script, "PLACES", 50)
+    monkeypatch.setattr(script, "COLD", 2)
     texts = tmp_path / "texts"
     texts.mkdir()
     (texts / "a.txt").write_text("one two three, three two one. " * 200)
@@ -34,4 +35,4 @@ def test_text_is_built_and_measured_and_a_graph_is_only_measured(tmp_path: Path,
     assert script.main() == 0
     again = capsys.readouterr().out
     assert "encoding" not in again
-    assert again.count("us |") == 2
+    assert again.count("us |") == 3
