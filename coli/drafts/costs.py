@@ -47,6 +47,7 @@ class RowCosts:
         self._known: dict[int, Cost] = {}
         self._rows: list[int] = []
         self._curve: list[float] | None = None
+        self._lowest: dict[int, float] = {}  # what `lowest` found since the curve was drawn
         self._drift = 0.0  # how far the known ratios have moved since the curve was drawn
 
     def add(self, rows: int, seconds: float, expert_bytes: int, weight: float = 1.0) -> None:
@@ -68,7 +69,9 @@ class RowCosts:
             self._curve = None
             return
         past = min(known.weight, MOST_SAMPLES - 1)
-        step = (min(ratio, OUTLIER * known.ratio) - known.ratio) / (past + 1)
+        # what was only remembered may be another machine's, or somebody's joke: the first sample counts as it is
+        most = OUTLIER * known.ratio if known.samples else math.inf
+        step = (min(ratio, most) - known.ratio) / (past + 1)
         known.ratio += step
         known.expert_bytes += (expert_bytes - known.expert_bytes) / (past + 1)
         known.weight = past + 1
@@ -86,16 +89,18 @@ class RowCosts:
 
     def remember(self, rows: int, ratio: float, expert_bytes: float) -> None:
         """A cost an earlier run has measured; a few samples of this run outweigh it."""
-        self._known[rows] = Cost(1.0 if rows == 1 else ratio, expert_bytes, REMEMBERED)
+        self._known[rows] = Cost(1.0 if rows == 1 else max(ratio, 1.0), expert_bytes, REMEMBERED)
         self._rows = sorted(self._known)
         self._curve = None
 
     def ratio(self, rows: int) -> float:
         """Plain forwards that one of `rows` rows costs, measured or estimated; never less than fewer rows cost."""
-        if self._curve is None:
-            self._curve = self._drawn()
-            self._drift = 0.0
-        return self._curve[rows]
+        return (self._curve or self._redrawn())[rows]
+
+    def _redrawn(self) -> list[float]:
+        self._curve, self._drift = self._drawn(), 0.0
+        self._lowest.clear()
+        return self._curve
 
     def is_known(self, rows: int) -> bool:
         """Whether this very row count has been measured."""
@@ -108,8 +113,14 @@ class RowCosts:
 
     def lowest(self, rows: int) -> float:
         """The least `rows` rows may well cost, the less was measured the lower; not below a smaller measured count."""
+        drawn = self.ratio(rows)
+        if (found := self._lowest.get(rows)) is None:
+            found = self._lowest[rows] = self._least(rows, drawn)
+        return found
+
+    def _least(self, rows: int, drawn: float) -> float:
         at = bisect_left(self._rows, rows)
-        floor, drawn, known = self.ratio(self._rows[at - 1] if at else 1), self.ratio(rows), self._known.get(rows)
+        floor, known = self.ratio(self._rows[at - 1] if at else 1), self._known.get(rows)
         if known is None:
             return max(floor, drawn * (1 - UNKNOWN_DOUBT))
         doubt = DOUBT / math.sqrt(SHRUNK_BY + known.weight) - DOUBT / math.sqrt(SHRUNK_BY + CERTAIN_FROM)

@@ -10,6 +10,7 @@ import contextlib
 import json
 import math
 import os
+import shutil
 import tempfile
 from collections.abc import Mapping
 from pathlib import Path
@@ -66,14 +67,17 @@ class GateFile:
         others = [e for e in entries if (e["container"], e["machine"]) != self._key]
         entries = [{"container": container, "machine": machine, "rows": rows}, *others][:MOST_ENTRIES]
         text = json.dumps({"format": _FORMAT, "version": _VERSION, "entries": entries})
-        self.path.parent.mkdir(parents=True, exist_ok=True)
-        handle, temporary = tempfile.mkstemp(prefix=f".{self.path.name}.", dir=self.path.parent)
+        target = Path(os.path.realpath(self.path))  # a link stays one
+        target.parent.mkdir(parents=True, exist_ok=True)
+        handle, temporary = tempfile.mkstemp(prefix=f".{target.name}.", dir=target.parent)
         try:
+            if target.exists():
+                shutil.copymode(target, temporary)
             with os.fdopen(handle, "w") as file:
                 file.write(text)
                 file.flush()
                 os.fsync(file.fileno())
-            os.replace(temporary, self.path)
+            os.replace(temporary, target)
         except BaseException:
             with contextlib.suppress(OSError):
                 os.unlink(temporary)

@@ -57,6 +57,29 @@ def test_nothing_measured_writes_nothing(tmp_path: Path):
     assert not (tmp_path / "gate.json").exists()
 
 
+def test_a_link_stays_one_and_a_file_keeps_who_may_read_it(tmp_path: Path):
+    kept, link = tmp_path / "kept" / "costs.json", tmp_path / "gate.json"
+    GateFile(kept, "model", "here").save(measured())
+    kept.chmod(0o644)
+    link.symlink_to(kept)
+    GateFile(link, "model", "there").save(measured())
+    assert link.is_symlink()
+    assert kept.stat().st_mode & 0o777 == 0o644
+    assert read(kept, machine="there").is_known(4)
+
+
+def test_a_joke_of_a_file_is_outweighed_by_the_first_samples(tmp_path: Path):
+    path = tmp_path / "gate.json"
+    rows = {str(count): [0.001, 0] for count in range(1, 65)}
+    entry = {"container": "model", "machine": "here", "rows": rows}
+    path.write_text(json.dumps({"format": "coli-gate", "version": 1, "entries": [entry]}))
+    costs = read(path)
+    assert costs.ratio(64) < 1.5
+    costs.add(1, 0.01, 0)
+    costs.add(64, 0.3, 0)
+    assert costs.ratio(64) > 5
+
+
 def test_the_file_stays_small(tmp_path: Path):
     path = tmp_path / "gate.json"
     for number in range(MOST_ENTRIES + 5):
