@@ -18,6 +18,7 @@ _DEPTHS = (0, 1, 2, 3, 3, 4, 4, 4, 4, 5)  # bucket by depth, deeper ones last
 _ALL = -1  # in a key: any match length, any depth
 
 Cell = list[float]  # judged, accepted; both discounted
+Levels = tuple[float, Cell, Cell, Cell]  # the source's prior, then its cells from the coarsest to the finest
 
 
 def _prior(source: str, length: int) -> float:
@@ -33,33 +34,34 @@ class Acceptance:
 
     def __init__(self) -> None:
         self._cells: dict[tuple[str, int, int], Cell] = {}
-        self._found: dict[tuple[str, int, int], tuple[float, tuple[Cell, Cell, Cell]]] = {}  # by length and depth
+        self._found: dict[tuple[str, int, int], Levels] = {}  # by source, match length and depth
 
     def add(self, source: str, match_length: int, depth: int, accepted: bool) -> None:
         """A token of `source` at `depth` (0: the next token), resting on `match_length` ids, was right or wrong."""
-        for cell in self._levels(source, match_length, depth)[1]:
+        key = source, match_length, depth
+        _, *cells = self._found.get(key) or self._levels(key)
+        for cell in cells:
             cell[0] = cell[0] * DISCOUNT + 1
             cell[1] = cell[1] * DISCOUNT + accepted
 
     def probability(self, source: str, match_length: int, depth: int) -> float:
         """In (0, 1)."""
-        estimate, cells = self._levels(source, match_length, depth)
-        for judged, accepted in cells:
-            estimate = (accepted + PRIOR_WEIGHT * estimate) / (judged + PRIOR_WEIGHT)
-        return estimate
+        key = source, match_length, depth
+        estimate, every, length, finest = self._found.get(key) or self._levels(key)
+        # unrolled: every node of every proposal comes by here
+        estimate = (every[1] + PRIOR_WEIGHT * estimate) / (every[0] + PRIOR_WEIGHT)
+        estimate = (length[1] + PRIOR_WEIGHT * estimate) / (length[0] + PRIOR_WEIGHT)
+        return (finest[1] + PRIOR_WEIGHT * estimate) / (finest[0] + PRIOR_WEIGHT)
 
-    def _levels(self, source: str, match_length: int, depth: int) -> tuple[float, tuple[Cell, Cell, Cell]]:
-        """The source's prior and the cells from the coarsest to the finest."""
+    def _levels(self, key: tuple[str, int, int]) -> Levels:
+        source, match_length, depth = key
         match = _MATCHES[match_length] if match_length < len(_MATCHES) else _MATCHES[-1]
         level = _DEPTHS[depth] if depth < len(_DEPTHS) else _DEPTHS[-1]
-        found = self._found.get((source, match, level))
-        if found is None:
-            prior = _prior(source, match_length + depth)
-            every, length, finest = (
-                self._cells.setdefault(key, [0.0, 0.0])
-                for key in ((source, _ALL, _ALL), (source, match, _ALL), (source, match, level))
-            )
-            found = self._found[source, match, level] = prior, (every, length, finest)
+        every, length, finest = (
+            self._cells.setdefault(cell, [0.0, 0.0])
+            for cell in ((source, _ALL, _ALL), (source, match, _ALL), (source, match, level))
+        )
+        found = self._found[key] = _prior(source, match_length + depth), every, length, finest
         return found
 
     def table(self) -> dict[str, float]:

@@ -19,6 +19,8 @@ MAX_DRAFT_TOKENS = 63  # one forward has 64 rows, the first is the newest commit
 MAX_SPAN_TOKENS = 48  # the seed's cap for one grammar or corpus proposal
 ROOT = -1  # parent of a draft token that follows the newest committed id
 
+_CHAINS = tuple(tuple(range(-1, length - 1)) for length in range(MAX_DRAFT_TOKENS + 1))  # parents of chains
+
 Notice = Callable[[str], None]
 Law = tuple[NDArray[np.int64], NDArray[np.float64]]  # ids (m,) and their probabilities (m,), sum 1
 
@@ -43,6 +45,8 @@ class Draft:
             raise ValueError(f"draft of {self.source}: {len(self.token_ids)} ids but {len(self.parents)} parents")
         if not self.token_ids:
             raise ValueError(f"draft of {self.source}: empty; a source with nothing to propose returns None")
+        if len(self.parents) <= MAX_DRAFT_TOKENS and self.parents is _CHAINS[len(self.parents)]:
+            return  # made by `chain`: every token drafted comes by here
         for index, parent in enumerate(self.parents):
             if not ROOT <= parent < index:
                 raise ValueError(f"draft of {self.source}: token {index} has parent {parent}, expected -1..{index - 1}")
@@ -50,14 +54,14 @@ class Draft:
     @classmethod
     def chain(cls, token_ids: Sequence[int], source: str, match_length: int = 0, laws: Sequence[Law] = ()) -> Draft:
         """A draft without branches."""
-        return cls(tuple(token_ids), tuple(range(-1, len(token_ids) - 1)), source, match_length, tuple(laws))
+        return cls(tuple(token_ids), _chain_parents(len(token_ids)), source, match_length, tuple(laws))
 
     def __len__(self) -> int:
         return len(self.token_ids)
 
     @property
     def is_chain(self) -> bool:
-        return self.parents == tuple(range(-1, len(self.token_ids) - 1))
+        return self.parents == _chain_parents(len(self.token_ids))
 
     def trimmed(self, limit: int, vocab_size: int | None = None) -> Draft | None:
         """The first `limit` tokens, without ids outside the vocabulary and what hangs on them; None if none is left.
@@ -65,9 +69,8 @@ class Draft:
         Parents precede children, so a prefix is a tree again. An id outside the vocabulary could never be accepted
         and has no embedding row.
         """
-        if len(self.token_ids) <= limit and (
-            vocab_size is None or all(0 <= token_id < vocab_size for token_id in self.token_ids)
-        ):
+        ids = self.token_ids
+        if len(ids) <= limit and (vocab_size is None or (min(ids) >= 0 and max(ids) < vocab_size)):
             return self
         kept: dict[int, int] = {ROOT: ROOT}
         token_ids: list[int] = []
@@ -85,6 +88,10 @@ class Draft:
         if not token_ids:
             return None
         return Draft(tuple(token_ids), tuple(parents), self.source, self.match_length, tuple(laws))
+
+
+def _chain_parents(length: int) -> tuple[int, ...]:
+    return _CHAINS[length] if length <= MAX_DRAFT_TOKENS else tuple(range(-1, length - 1))
 
 
 @dataclass(slots=True)

@@ -18,6 +18,9 @@ from coli.drafts.costs import MAX_ROWS, RowCosts
 SIZES = (1, 2, 3, 4, 5, 6, 7, 8, 10, 12, 16, 24, 32, 48, 63)
 FEW_SIZES = (3, 8, 16, 32)  # where that takes long
 DEAR_PREPARATION = 4.0  # plain forwards
+# A dear one must be earned back: that many forwards are thought to follow, in each of which something is right as often
+# as it was so far (and in those before, in which nothing was), and spares so many plain forwards
+FOLLOWING, BEFORE, SPARED = 250, 30, 0.7
 
 OPENING_GAIN = 1.08  # expected tokens per plain forward's time from which drafting begins
 CLOSING_GAIN = 1.02  # and below which it ends
@@ -90,6 +93,7 @@ class Gate:
         self._last_shared: SharedForward | None = None
         self._account = FIRST_ALLOWANCE
         self._for_preparing = FIRST_PREPARATIONS
+        self._steps = self._proofs = 0
         self._is_closed = False
         self._is_drafting = False
         self._prepared: set[int] = set()  # row counts this response has run
@@ -107,8 +111,10 @@ class Gate:
         """A new response: a forward of each row count has to be prepared for again."""
         self.counts = GateCounts()
         self._prepared.clear()
+        self._steps = self._proofs = 0
         for shared in self._among.values():
             shared.counts = GateCounts()
+            shared._steps = shared._proofs = 0
 
     def among(self, responses: int) -> Gate:
         """The gate for forwards that so many responses share."""
@@ -128,12 +134,17 @@ class Gate:
         """Seconds this response's drafts have spared it, losses taken off."""
         return self.counts.gained - self.counts.lost
 
+    def proved(self) -> None:
+        """What a source said about the next id was right, drafted or not."""
+        self._proofs += 1
+
     def depth_limit(self, limit: int) -> int:
         """Draft tokens worth asking for: what could pay if all were right, and not far beyond what lately was right."""
         return min(limit, int(self._reach) if self.costs.plain_seconds else 1)
 
     def choose(self, chances: Sequence[float]) -> int:
         """How many nodes to draft. chances: path probabilities, likeliest first, each the sum's next term."""
+        self._steps += 1
         if not chances:
             self.counts.plain += 1
             return 0
@@ -159,13 +170,15 @@ class Gate:
             return 0
         best, best_size, hope, hope_size = 0.0, 0, 0.0, 0
         tokens, taken = 1.0, 0
+        share = self._preparation() / PREPARED_FOR
         # what others draft beside it decides which row count is met: no use to probe below the largest
         probed = costs.most_rows if self._responses > 1 else 0
         for size in self._sizes(len(chances)):
             while taken < size:
                 tokens += chances[taken]
                 taken += 1
-            gain = tokens / self._price(size + 1)
+            preparing = 0.0 if size + 1 in self._prepared else share
+            gain = tokens / (costs.ratio(size + 1) + preparing)
             if gain > best:
                 best, best_size = gain, size
             if size < probed:
@@ -189,15 +202,25 @@ class Gate:
     def _sizes(self, count: int) -> list[int]:
         """Sizes to weigh for `count` nodes: the steps, and all of them where that row count is prepared already.
 
-        What is not prepared and cannot be afforded is left out.
+        What is not prepared and cannot be afforded or earned back is left out.
         """
         known = self._prepared
-        if self._for_preparing > 0:
-            dear = self._preparation() > DEAR_PREPARATION
-            sizes = [s for s in SIZES if s <= count and (not dear or s in FEW_SIZES or s + 1 in known)]
-        else:
-            sizes = [size for size in SIZES if size <= count and size + 1 in known]
+        dear = self._preparation() > DEAR_PREPARATION
+        affordable = self._for_preparing > 0 and self._may_prepare
+        sizes = []
+        for size in SIZES:
+            if size > count:
+                break
+            if size + 1 in known or (affordable and (not dear or size in FEW_SIZES)):
+                sizes.append(size)
         return [*sizes, count] if count not in SIZES and count + 1 in known else sizes
+
+    @property
+    def _may_prepare(self) -> bool:
+        preparation = self._preparation()
+        if preparation <= DEAR_PREPARATION:
+            return True
+        return self._proofs * SPARED * FOLLOWING >= preparation * (self._steps + BEFORE)
 
     def _price(self, rows: int) -> float:
         """Plain forwards `rows` rows cost, with a share of the preparation if this response has not run them yet."""
@@ -238,6 +261,8 @@ class Gate:
             return 0
         self._since_retry += 1
         if self._since_retry < self._retry_after or self.costs.highest(2) - tokens > self._account:
+            return 0
+        if 2 not in self._prepared and not self._may_prepare:
             return 0
         self._since_retry = 0
         self._retry_after = min(2 * self._retry_after, RETRY_AT_MOST)

@@ -86,9 +86,11 @@ class GrammarSource:
         del context[:-CONTEXT_TOKENS]
 
     def propose(self, limit: int, extension: Sequence[int] = ()) -> Draft | None:
+        position = self._position
+        if position is None and not extension and self._automaton.overflows < MAX_OVERFLOWS:
+            return None  # at most steps of a text that is no such thing
         if not self._may_draft():
             return None
-        position = self._position
         for token_id in extension:
             position = feed_token(self._automaton, position, token_id, self._token_bytes(token_id))
         if position is None:

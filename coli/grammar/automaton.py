@@ -55,6 +55,7 @@ class Automaton:
         if start is None or not (start.byte_set or start.tokens or start.can_end):
             raise GrammarError(f"{origin}: rule 'root' can never match anything; expected a rule with an end")
         self.start = start
+        self.idle = bytes(byte for byte in range(256) if not start.byte_set >> byte & 1)  # that cannot begin
 
     @property
     def num_states(self) -> int:

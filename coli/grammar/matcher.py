@@ -21,6 +21,8 @@ Position = State | None
 def feed_bytes(automaton: Automaton, position: Position, data: bytes) -> Position:
     """The position after `data`."""
     step, start = automaton.step, automaton.start
+    if position is None:
+        data = data.lstrip(automaton.idle)
     for byte in data:
         reached = step(position, byte) if position is not None else None
         position = reached if reached is not None else step(start, byte)

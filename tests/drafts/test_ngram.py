@@ -5,7 +5,8 @@ import random
 import pytest
 from drafts.slow_drafts import ngram_lookup
 
-from coli.drafts.ngram import NgramSource, SuffixTrie
+from coli.drafts.ngram import NgramSource
+from coli.kernels.suffix import Suffixes
 
 
 def random_ids(rng: random.Random, length: int) -> list[int]:
@@ -95,9 +96,26 @@ def test_a_chat_turn_that_continues_the_context_equals_a_fresh_start():
         assert warm.propose(20) == cold.propose(20)
 
 
-def test_repetitive_text_stays_within_two_nodes_a_token():
-    trie = SuffixTrie()
+@pytest.mark.parametrize("asked", [1, 7, 10_000])
+def test_repetitive_text_stays_within_two_nodes_a_token(asked: int):
+    suffixes = Suffixes()
     piece = [random.Random(3).randrange(50) for _ in range(400)]
-    for token_id in piece * 5 + [1] * 2000:
-        trie.add(token_id)
-    assert len(trie._depth) <= 2 * len(trie.ids)
+    for at, token_id in enumerate(piece * 5 + [1] * 2000):
+        suffixes.ids.append(token_id)
+        if at % asked == 0:
+            suffixes.continuation((), 1)
+    assert suffixes.continuation((), 5) == (32, [1] * 5)
+    assert suffixes.num_nodes <= 2 * len(suffixes.ids)
+
+
+def test_a_source_asked_seldom_says_what_one_asked_always_says():
+    ids = random_ids(random.Random(11), 3000)
+    often, seldom = NgramSource(), NgramSource()
+    often.begin(ids[:5])
+    seldom.begin(ids[:5])
+    for at in range(5, len(ids)):
+        said = often.propose(9)
+        if at % 131 == 0:
+            assert seldom.propose(9) == said
+        often.commit(ids[at : at + 1])
+        seldom.commit(ids[at : at + 1])

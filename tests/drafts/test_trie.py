@@ -4,7 +4,7 @@ import itertools
 import random
 
 from coli.drafts.base import ROOT, Draft
-from coli.drafts.trie import DraftTrie
+from coli.drafts.trie import DraftChain, DraftTrie
 
 
 def chance_of(*by_source: float):
@@ -73,3 +73,32 @@ def test_any_prefix_of_the_order_is_a_draft_with_falling_chances():
 def _path(draft: Draft, index: int) -> tuple[int, ...]:
     parent = draft.parents[index]
     return (*(() if parent == ROOT else _path(draft, parent)), draft.token_ids[index])
+
+
+def test_a_chain_alone_says_what_a_tree_of_it_says():
+    rng = random.Random(5)
+    for _ in range(200):
+        draft = Draft.chain([rng.randrange(3) for _ in range(rng.randrange(1, 12))], "x", rng.randrange(9))
+        chain, tree = DraftChain(draft, 2), DraftTrie(3)
+        tree.add(draft, 2)
+        most, least = rng.randrange(1, 14), rng.choice([0.0, 0.05, 0.3])
+
+        def estimate(source: int, match_length: int, depth: int) -> float:
+            return 0.9 - 0.05 * depth - 0.1 * (source == 2) + 0.01 * match_length
+
+        assert len(chain) == len(tree)
+        (order, chances), other = (
+            chain.best_first(most, estimate, least=least),
+            tree.best_first(most, estimate, least=least),
+        )
+        assert (list(order), chances) == (list(other[0]), other[1])
+        assert [list(chain.owners_of(node)) for node in order] == [tree.owners_of(node) for node in order]
+        emitted = [rng.randrange(3) for _ in range(rng.randrange(14))]
+        assert list(chain.outcomes(emitted)) == list(tree.outcomes(emitted))
+        kept = list(range(rng.randrange(len(order) + 1)))
+        judged = len(kept) + (len(kept) < len(order) and rng.random() < 0.9)
+        parents = draft.parents[: len(order)]
+        assert chain.fared(order, parents, kept, judged) == tree.fared(order, parents, kept, judged)
+        if order:
+            assert chain.draft(order, "x").token_ids == tree.draft(order, "x").token_ids
+            assert chain.draft(order, "x").parents == tree.draft(order, "x").parents
