@@ -1,6 +1,8 @@
 """What each `--gate` costs and gains on a real model, as markdown tables for docs/drafts.md.
 
     python scripts/measure_gate.py SMOL [--demo coli/data/demo] [--only GROUP ...] [--rounds 3] > table.md
+    python scripts/measure_gate.py MODEL --never-slower resident|third|SIZE [--rounds 3]
+    python scripts/measure_gate.py MODEL --merged [--rounds 2]
     python scripts/measure_gate.py --cost MODEL ... > costs.md
 
 The first form: seven prompts, each without drafts and with the gates always, seed and auto, on two models, with all
@@ -12,7 +14,12 @@ With a third of the experts there is one round less, no source alone, and SMOL h
 loads a model that is slow to load only once per budget; its gate then goes on from run to run. The demo model
 comes first; what has not begun after --minutes (14) is left out and named, so the whole takes 15 at most.
 
-The second form: what a forward of 1..17 rows costs and how many distinct experts it uses, all experts in memory and
+--never-slower: novel prose, a near-miss corpus, a wrong grammar and a perfect corpus on one model, with all experts in
+memory, a third of them, or as many as SIZE (as --ram) holds; --merged: NDJSON, code edit, replay and a repeated
+question with all sources and each alone, `seed` (the order of priority) and `auto`. Each ends in a line that says what
+the medians come to. --cpu takes seconds of this thread's processor time, on one thread, for a machine that is busy.
+
+The last form: what a forward of 1..17 rows costs and how many distinct experts it uses, all experts in memory and
 with a third of them; about a minute a model.
 
 Ids that differ from plain decoding's are marked and make the exit code 1.
@@ -32,60 +39,13 @@ import numpy as np
 
 from coli.llm import LLM
 from coli.options import DraftOptions, EngineOptions, GenerateOptions
+from coli.setting_values import parse_size
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
-from measure_drafts import GRAMMARS, ORDERS, PROSE, SEA, WRONG, line, near_misses
+from gate_prompts import Group, groups
+from measure_drafts import PROSE
 
 GATES = ("always", "seed", "auto")
-CODE = """Rename the function `area` to `surface` in this module and change nothing else.
-
-```python
-import math
-
-
-def area(shape, width, height):
-    if shape == "circle":
-        return math.pi * (width / 2) ** 2
-    if shape == "triangle":
-        return width * height / 2
-    return width * height
-
-
-def total(shapes):
-    result = 0
-    for shape, width, height in shapes:
-        result += area(shape, width, height)
-    return result
-
-
-def largest(shapes):
-    return max(area(shape, width, height) for shape, width, height in shapes)
-```
-
-The module with the new name:
-
-```python
-import math
-
-
-def surface(shape"""
-DEMO_ORDERS = (
-    "order 17 from Anna Keller, paid, total 49, gift wrap. order 18 for Omar Haddad, shipped, high priority, total "
-    "120, call first. order 19 for Lucy Brown, open, total 15. order 20 from Ivan Petrov, cancelled, total 230."
-)
-DEMO_EVENT = "team meeting with Nora Quist in Oslo on 3 May 2026 at 14:30, bring the budget. "
-DEMO_LOG = "error at 12:04:55 in the billing service on host web-17: connection refused after 3 retries"
-
-
-@dataclass(frozen=True, slots=True)
-class Group:
-    """One prompt and the sources drafts come from, as options."""
-
-    name: str
-    prompt: str
-    raw: bool
-    drafts: DraftOptions
-    tokens: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,18 +54,19 @@ class Run:
 
     ids: tuple[int, ...]
     report: dict[str, Any]
+    cpu_s: float | None = None  # of the thread, if that is what counts
 
     @property
     def seconds(self) -> float:
         """Of decoding one token."""
-        return 1 / float(self.report["decode_tps"])
+        return 1 / float(self.report["decode_tps"]) if self.cpu_s is None else self.cpu_s / len(self.ids)
 
 
 class Bench:
     """Answers of one model and budget, loaded anew for each as a new process would, or only once."""
 
-    def __init__(self, model: Path, engine: EngineOptions, once: bool) -> None:
-        self.model, self.engine, self._once = model, engine, once
+    def __init__(self, model: Path, engine: EngineOptions, once: bool, cpu: bool = False) -> None:
+        self.model, self.engine, self._once, self._cpu = model, engine, once, cpu
         self._open: LLM | None = None
 
     def __enter__(self) -> "Bench":
@@ -116,80 +77,22 @@ class Bench:
             self._open.close()
             self._open = None
 
+    def plain_ids(self, group: Group) -> tuple[int, ...]:
+        """Without drafts."""
+        return self.answer(group, DraftOptions(enabled=False)).ids
+
     def answer(self, group: Group, drafts: DraftOptions) -> Run:
         llm = self._open = self._open or LLM.open(self.model, self.engine, lambda notice: None)
         try:
             ids = llm.prompt_ids(group.prompt, raw=group.raw)
             tokens = min(group.tokens, llm.spec.max_position_embeddings - len(ids) - 1)
+            llm.load(len(ids) + tokens)
+            began = time.thread_time()
             result = llm.generate(ids, GenerateOptions(tokens, ignore_eos=True), drafts).result
-            return Run(result.token_ids, result.report)
+            return Run(result.token_ids, result.report, time.thread_time() - began if self._cpu else None)
         finally:
             if not self._once:
                 self.__exit__()
-
-
-def groups(bench: Bench, demo: bool, folder: Path, tokens: int, only: Sequence[str]) -> list[Group]:
-    """The chosen groups of a model, with the corpora they need frozen from its own answers."""
-    prose, orders = (DEMO_EVENT, DEMO_ORDERS) if demo else (PROSE, ORDERS)
-    kind = "demo" if demo else "smol"
-    grammar = GRAMMARS / "ndjson-order.gbnf"
-
-    answers: dict[tuple[str, int], tuple[int, ...]] = {}
-
-    def frozen(name: str, prompt: str, raw: bool, count: int, wrong: bool = False) -> Path:
-        group = Group(name, prompt, raw, DraftOptions(), count)
-        if (prompt, count) not in answers:
-            answers[prompt, count] = bench.answer(group, DraftOptions(enabled=False)).ids
-        ids = answers[prompt, count]
-        path = folder / f"{kind}-{name}.txt"
-        path.write_text(line(near_misses(ids) if wrong else ids))
-        return path
-
-    def wanted(name: str) -> bool:
-        return not only or name in only
-
-    found: list[Group] = []
-    ngram = DraftOptions(draft=8)
-    if wanted("prose"):
-        found.append(Group("novel prose", prose, False, ngram, tokens))
-    if wanted("near-miss"):
-        corpus = frozen("near", prose, False, tokens, wrong=True)
-        found.append(Group("near-miss corpus", prose, False, DraftOptions(corpus=corpus, draft=0), tokens))
-    if wanted("wrong"):
-        (folder / "wrong.gbnf").write_text(WRONG)
-        wrong = DraftOptions(grammar=folder / "wrong.gbnf", draft=0)
-        found.append(Group("wrong grammar", orders, not demo, wrong, tokens))
-
-    def merged(name: str, prompt: str, raw: bool, count: int, *, more: str = "", **sources: DraftOptions) -> None:
-        """All sources at once, and each alone."""
-        alone = "alone" in only or not only
-        together = DraftOptions(draft=8)
-        for drafts in sources.values():
-            together = replace(together, corpus=drafts.corpus or together.corpus)
-            together = replace(together, grammar=drafts.grammar or together.grammar)
-        found.append(Group(name + more, prompt, raw, together, count))
-        for source, drafts in {**sources, "n-gram": ngram}.items() if alone else ():
-            found.append(Group(f"{name}, {source} alone", prompt, raw, drafts, count))
-
-    if wanted("perfect"):
-        corpus = DraftOptions(corpus=frozen("perfect", prose, False, tokens), draft=0)
-        found.append(Group("replay, corpus alone", prose, False, corpus, tokens))
-        if "alone" in only or not only:
-            found.append(Group("replay, corpus and n-gram", prose, False, replace(corpus, draft=8), tokens))
-    if wanted("ndjson"):
-        other = orders.replace("Anna", "Peter").replace("Lucy", "Jane")
-        corpus = DraftOptions(corpus=frozen("related", other, not demo, 160), draft=0)
-        forced = DraftOptions(grammar=grammar, draft=0)
-        merged("NDJSON", orders, not demo, tokens, more=", all sources", grammar=forced, corpus=corpus)
-    if wanted("code"):
-        name, text = ("log line", DEMO_LOG) if demo else ("code edit", CODE)
-        corpus = DraftOptions(corpus=frozen("code", text.replace("surface", "extent"), True, tokens // 2), draft=0)
-        merged(name, text, True, tokens, more=", corpus of another and n-gram", corpus=corpus)
-    if wanted("questions"):
-        first, second = (DEMO_LOG, DEMO_LOG.replace("17", "23")) if demo else (SEA, SEA.replace("Tell", "Please tell"))
-        corpus = DraftOptions(corpus=frozen("question", first, False, tokens // 2), draft=0)
-        merged("repeated question", second, False, tokens // 2, more=", corpus and n-gram", corpus=corpus)
-    return found
 
 
 def a_third(model: Path) -> int:
@@ -198,11 +101,14 @@ def a_third(model: Path) -> int:
         return max(1, llm.spec.num_experts // 3)
 
 
+Medians = dict[tuple[str, str], float]  # prompt, gate -> speed over plain decoding
+
+
 def measure(
     bench: Bench, label: str, chosen: Sequence[Group], gates: Sequence[str], rounds: int, deadline: float
-) -> bool:
-    """Print the rows of one model and budget. Returns whether all ids were plain decoding's."""
-    same = True
+) -> tuple[bool, Medians]:
+    """Print the rows of one model and budget. Returns whether all ids were plain decoding's, and the medians."""
+    same, medians = True, Medians()
     off = DraftOptions(enabled=False)
     for group in chosen:
         if time.monotonic() > deadline:
@@ -228,6 +134,7 @@ def measure(
         cells = [label, group.name, f"{len(before.ids)}", f"{1 / median(plain):.1f} ({noise:.2f})"]
         for gate in gates:
             low, high = min(ratios[gate]), max(ratios[gate])
+            medians[group.name, gate] = median(ratios[gate])
             mark = "" if equal[gate] else " **other ids**"
             cells.append(
                 f"**{median(ratios[gate]):.2f}** ({low:.2f}-{high:.2f}) {min(plain) / fastest[gate]:.2f} / "
@@ -236,7 +143,28 @@ def measure(
         cells.append(gate_cell(last[gates[-1]].report, before.report))
         print("| " + " | ".join(cells) + " |", flush=True)
         same = same and all(equal.values())
-    return same
+    return same, medians
+
+
+def verdicts(medians: Medians, merged: bool) -> list[str]:
+    """What the medians come to: the worst of each gate, or merged prompts beside the best source alone."""
+    if not merged:
+        worst: dict[str, tuple[float, str]] = {}
+        for (name, gate), speed in medians.items():
+            worst[gate] = min(worst.get(gate, (speed, name)), (speed, name))
+        return [f"worst of `{gate}`: {speed:.3f} ({name})" for gate, (speed, name) in worst.items()]
+    lines = []
+    for (name, gate), speed in medians.items():
+        whole, _, what = name.partition(", ")
+        alone = [
+            (other, found)
+            for (found, by), other in medians.items()
+            if by == gate and found.startswith(f"{whole}, ") and found.endswith(" alone")
+        ]
+        if alone and what and not what.endswith(" alone"):
+            best, best_name = max(alone)
+            lines.append(f"{whole}, `{gate}`: merged {speed:.2f}, best alone {best:.2f} ({best_name})")
+    return lines
 
 
 def gate_cell(auto: dict[str, Any], plain: dict[str, Any]) -> str:
@@ -269,27 +197,46 @@ def gates(args: argparse.Namespace) -> bool:
     same, deadline = True, time.monotonic() + 60 * args.minutes
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        for model, demo in ((args.demo, True), (args.model[0], False)):
+        models = [(args.demo, True), (args.model[0], False)]
+        if args.never_slower or args.merged:
+            models = [(args.model[0], args.model[0].resolve() == args.demo.resolve())]
+        for model, demo in models:
             if (demo and args.no_demo) or (not demo and args.no_smol):
                 continue
-            plain = EngineOptions(pin="off", usage_save=False)
-            with Bench(model, plain, args.open_once) as bench:
-                chosen = groups(bench, demo, folder, args.tokens, args.only)
-            third = a_third(model)
-            for label, engine, rounds, divisor in (
-                ("resident", EngineOptions(), args.rounds, 1),
-                (f"{third} experts a layer", EngineOptions(cap=third), max(1, args.rounds - 1), 1 if demo else 3),
-            ):
-                if args.budget and not label.startswith(args.budget):
-                    continue
+            parts = budgets(args, model, demo)
+            if not parts:
+                continue
+            with Bench(model, replace(parts[0][1], pin="off", usage_save=False), args.open_once) as bench:
+                chosen = groups(bench.plain_ids, demo, folder, args.tokens, args.only)
+            for label, engine, rounds, divisor in parts:
                 title = f"{model.name}, {args.label or label}"
                 shorter = [replace(group, tokens=group.tokens // divisor) for group in chosen]
-                if engine.cap:
+                if engine.cap and not (args.never_slower or args.merged):
                     shorter = [group for group in shorter if "alone" not in group.name or "replay" in group.name]
                 kept = {"usage": folder / f"{demo}-usage.json", "gate_file": folder / f"{demo}-{engine.cap}.json"}
-                with Bench(model, replace(engine, pin="off", **kept), args.open_once) as bench:
-                    same = measure(bench, title, shorter, args.gate, rounds, deadline) and same
+                engine = replace(engine, pin="off", threads=1 if args.cpu else None, **kept)
+                with Bench(model, engine, args.open_once, args.cpu) as bench:
+                    equal, medians = measure(bench, title, shorter, args.gate, rounds, deadline)
+                same = same and equal
+                if args.never_slower or args.merged:
+                    print("\n" + "\n".join(verdicts(medians, args.merged)), flush=True)
     return same
+
+
+def budgets(args: argparse.Namespace, model: Path, demo: bool) -> list[tuple[str, EngineOptions, int, int]]:
+    """Label, options, rounds and what the number of tokens is divided by, of each."""
+    resident = "resident", EngineOptions(), args.rounds, 1
+    if args.merged or args.never_slower == "resident":
+        return [resident]
+    third = a_third(model)
+    label, options = f"{third} experts a layer", EngineOptions(cap=third)
+    if args.never_slower == "third":
+        return [(label, options, args.rounds, 1)]
+    if args.never_slower:
+        ram = parse_size(args.never_slower)
+        return [(f"--ram {args.never_slower}", EngineOptions(memory_budget_bytes=ram), args.rounds, 1)]
+    both = [resident, (label, options, max(1, args.rounds - 1), 1 if demo else 3)]
+    return [one for one in both if one[0].startswith(args.budget)]
 
 
 def costs(model: Path, rounds: int) -> None:
@@ -358,7 +305,15 @@ def main() -> int:
     parser.add_argument("--gate", action="append", default=[], choices=GATES, help="only these")
     parser.add_argument("--open-once", action="store_true", help="one process for all runs of a budget, as a server")
     parser.add_argument("--label", default="", help="what to call the budget")
+    parser.add_argument("--never-slower", metavar="BUDGET", default="", help="resident, third or a size")
+    parser.add_argument("--merged", action="store_true", help="what merging gives beside each source alone")
+    parser.add_argument("--cpu", action="store_true", help="this thread's processor seconds, one thread")
     args = parser.parse_args()
+    if args.never_slower:
+        args.only = args.only or ["prose", "near-miss", "wrong", "perfect"]
+    elif args.merged:
+        args.only = [*(args.only or ["perfect", "ndjson", "code", "questions"]), "alone"]
+        args.gate = args.gate or ["seed", "auto"]
     args.gate = args.gate or list(GATES)
     if not args.cost:
         return 0 if gates(args) else 1
