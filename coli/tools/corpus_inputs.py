@@ -13,7 +13,7 @@ import os
 import re
 import stat
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO
@@ -124,7 +124,9 @@ def _sniffed(path: Path) -> str:
     return IDS if start.strip() and not _NOT_IDS.search(start) else TEXT
 
 
-def documents(source: Input, *, field: str = "text", vocab_size: int, start: Start = BEGINNING) -> Iterator[Document]:
+def documents(
+    source: Input, *, field: str = "text", vocab_size: int, start: Start = BEGINNING
+) -> Generator[Document, None, None]:
     """The documents of one input from `start` on (of a document, or inside a text), in order. Ids are checked against
     the vocabulary.
 

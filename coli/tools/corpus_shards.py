@@ -6,10 +6,11 @@ and only while its inputs are unchanged. The folder is removed when the index is
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import os
-import shutil
+import re
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -23,6 +24,7 @@ from coli.tools.corpus_inputs import BEGINNING, STDIN, TEXT, Document, Input, St
 from coli.tools.output_file import write_error
 
 SHARD_BYTES = 8 << 20  # of input
+_SHARD_FILE = re.compile(r"\d{6,}\.(ids|json|tmp)")
 Progress = Callable[[str, int, int], None]  # what is being done, done, in all
 
 
@@ -111,8 +113,13 @@ def joined(parts: Sequence[Tokens]) -> Tokens:
 
 
 def remove_work_folder(target: Path) -> None:
-    """The build of `target` is complete."""
-    shutil.rmtree(work_folder(target), ignore_errors=True)
+    """The build of `target` is complete. What else somebody keeps in a folder of that name stays."""
+    folder = work_folder(target)
+    with contextlib.suppress(OSError):
+        for path in folder.iterdir():
+            if _SHARD_FILE.fullmatch(path.name):
+                path.unlink()
+        folder.rmdir()
 
 
 def _cut(inputs: Sequence[Input]) -> list[list[Input]]:
@@ -141,23 +148,25 @@ def _encode(
     end = None if most_bytes is None or len(members) > 1 else start.offset + most_bytes
     at, following = 0, None
     for number, member in enumerate(members):
-        found = documents(member, field=reading.field, vocab_size=reading.vocab_size, start=start)
-        for document in found:
-            if end is not None and document.offset >= end:
-                following = Start(document.offset, document.line)
-                break
-            goes_on, begins = start.inside, at
-            for ids, stop in _pieces(document, reading):
-                runs.append(ids)
-                at += len(ids)
-                if end is not None and member.kind == TEXT and stop >= end and at > begins:
-                    following = Start(stop, inside=True)
+        with contextlib.closing(
+            documents(member, field=reading.field, vocab_size=reading.vocab_size, start=start)
+        ) as found:
+            for document in found:
+                if end is not None and document.offset >= end:
+                    following = Start(document.offset, document.line)
                     break
-            if at > begins and not goes_on:
-                starts.append((begins, number, document.offset))
-            if following is None and (at > begins or goes_on):
-                runs.append(np.array([-1], np.int32))
-                at += 1
+                goes_on, begins = start.inside, at
+                for ids, stop in _pieces(document, reading):
+                    runs.append(ids)
+                    at += len(ids)
+                    if end is not None and member.kind == TEXT and stop >= end and at > begins:
+                        following = Start(stop, inside=True)
+                        break
+                if at > begins and not goes_on:
+                    starts.append((begins, number, document.offset))
+                if following is None and (at > begins or goes_on):
+                    runs.append(np.array([-1], np.int32))
+                    at += 1
     ids = np.concatenate([np.empty(0, np.int32), *runs])
     return Tokens(ids, starts, sources, start.offset > 0), following
 

@@ -23,12 +23,12 @@ def checked_target(target: Path, inputs: Sequence[str] = ()) -> Path:
     """
     if target.is_dir():
         raise OptionError(f"{target}: is a folder, expected the name of the file to write")
-    if target.exists():
-        if not target.is_file():
-            raise OptionError(f"{target}: is a pipe or a device, expected the name of the file to write")
-        if any(os.path.isfile(name) and target.samefile(name) for name in inputs):
-            raise OptionError(f"{target}: is an input too; choose another file for -o")
+    if target.exists() and not target.is_file():
+        raise OptionError(f"{target}: is a pipe or a device, expected the name of the file to write")
     place = _behind_links(target)
+    for written in (target, _temporary(place)):
+        if written.exists() and any(os.path.isfile(name) and written.samefile(name) for name in inputs):
+            raise OptionError(f"{written}: is an input too, and would be overwritten; choose another file for -o")
     if not place.parent.is_dir():
         raise OptionError(f"{target}: its folder does not exist")
     if not os.access(place.parent, os.W_OK | os.X_OK):
@@ -43,7 +43,7 @@ def whole_file(target: Path) -> Iterator[BinaryIO]:
     Raises WriteError for what goes wrong with the disk; then, and for every other error, nothing has changed.
     """
     place = _behind_links(target)
-    temporary = place.with_name(place.name + ".tmp")
+    temporary = _temporary(place)
     try:
         with temporary.open("wb") as file:
             yield file
@@ -62,6 +62,10 @@ def whole_file(target: Path) -> Iterator[BinaryIO]:
 
 def _behind_links(target: Path) -> Path:
     return Path(os.path.realpath(target)) if target.is_symlink() else target
+
+
+def _temporary(place: Path) -> Path:
+    return place.with_name(place.name + ".tmp")
 
 
 def write_error(path: Path, error: OSError) -> WriteError:

@@ -9,7 +9,7 @@ import pytest
 from tools.test_corpus_build import TEXT, GluedEncoder, WordEncoder, make
 
 from coli.drafts.ngram_index import NgramIndex
-from coli.errors import CorpusError
+from coli.errors import CorpusError, OptionError
 from coli.tools import corpus_shards
 from coli.tools.corpus_build import BuildOptions, build_index
 from coli.tools.corpus_inputs import find_inputs
@@ -109,6 +109,20 @@ def test_standard_input_is_read_to_its_end_once(tmp_path: Path, monkeypatch: pyt
     index, _ = make(tmp_path, ["-"], encoder, piece_chars=100)
     assert index.header.num_ids == len(whole)
     assert index.sources == [("(standard input)", "text")]
+
+
+def test_what_somebody_else_keeps_under_our_names_stays(tmp_path: Path):
+    folder, mine = tmp_path / "out.graph.partial", tmp_path / "out.graph.tmp"
+    folder.mkdir()
+    (folder / "notes.txt").write_text(TEXT)
+    mine.write_text(TEXT)
+    index, _ = make(tmp_path, [folder])
+    assert index.header.num_documents == 1
+    assert [path.name for path in folder.iterdir()] == ["notes.txt"]
+    mine.write_text(TEXT)
+    with pytest.raises(OptionError, match=r"out\.graph\.tmp: is an input too"):
+        make(tmp_path, [mine])
+    assert mine.read_text() == TEXT
 
 
 def test_places_are_the_bytes_of_the_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
