@@ -91,7 +91,7 @@ def main() -> None:
     args = parser.parse_args()
     engine = EngineOptions(cap=args.cap, io=args.io, pin="off", usage_save=False, gate_save=False)
     with LLM.open(args.model, engine, print) as llm:
-        worker = Worker(llm, DraftOptions(), context=512, slots=max(CROWDS), queue=0)
+        worker = Worker(llm, DraftOptions(enabled=False), context=512, slots=max(CROWDS), queue=0)
         worker.start()
         crowd(worker, llm, max(CROWDS), max(8, args.tokens // 4), 9)
         found: dict[int, list[Figures]] = {count: [] for count in CROWDS}

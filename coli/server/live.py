@@ -1,7 +1,7 @@
 """The engine seen from outside while it works: one JSON-ready object of counters, residency and memory.
 
 Reads only what other threads may read (`ExpertStore.glance`, plain counters) and never waits for the engine: exact
-between forwards, up to one forward behind during one. Fields in docs/server.md; the page draws nothing else.
+while nobody runs, a few forwards behind while somebody does. Fields in docs/server.md; the page draws nothing else.
 """
 
 from __future__ import annotations

@@ -49,7 +49,8 @@ class Slots:
             if file.path.exists():
                 sessions, _ = file.load(count, new_session)
                 self.restored_tokens = sum(len(session.token_ids) for session in sessions)
-                self._notice(f"going on with {file.path}: {len(sessions)} conversations, {self.restored_tokens} tokens")
+                held = f"{len(sessions)} conversation{'s' * (len(sessions) != 1)}, {self.restored_tokens} tokens"
+                self._notice(f"going on with {file.path}: {held}")
         self._all = [Slot(session) for session in sessions]
         self._all += [Slot(new_session()) for _ in range(count - len(sessions))]
         for slot in self._all[: len(sessions)]:  # the file has the least recently used first

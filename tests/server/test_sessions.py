@@ -54,7 +54,7 @@ def test_a_reopened_server_goes_on_with_the_bytes_of_one_that_never_stopped(star
     assert ask(stopping.url, {**FIRST, **mode})["choices"] == first["choices"]
     stopping.stop()
     again = start(session=path)
-    assert "1 conversations" in again.notices[0]
+    assert "1 conversation, " in again.notices[0]
     props = httpx.get(f"{again.url}/props").json()
     assert (props["session"], props["session_restored_tokens"] > 100) == (str(path), True)
     answer = ask(again.url, {**second(first), **mode})
