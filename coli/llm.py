@@ -16,7 +16,6 @@ from coli.engine.engine import Limits
 from coli.engine.sampling import Sampler
 from coli.engine.session import Session
 from coli.engine.stats import RunStats
-from coli.engine.together import Running
 from coli.errors import ContextLengthError, OptionError
 from coli.gating import Gating
 from coli.generation import Generation, GenerationResult, draw_seed
@@ -25,7 +24,6 @@ from coli.loading import LoadedModel
 from coli.model.tensors import container_spec
 from coli.options import DraftOptions, EngineOptions, GenerateOptions
 from coli.store.container import Container
-from coli.store.stats import TraceSink
 from coli.text.chat import ChatTemplate
 from coli.text.files import read_json_object
 from coli.text.prompt import chat_ids, plain_ids
@@ -33,7 +31,9 @@ from coli.text.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
     from coli.drafts.graph import GraphOptions
+    from coli.engine.together import Running
     from coli.grammar.load import LoadedGrammar
+    from coli.store.stats import TraceSink
 
 __all__ = ["LLM", "Generation", "GenerationResult"]
 
@@ -148,6 +148,8 @@ class LLM:
 
         grammar: to draft from, instead of what `drafts` names. Raises what `generate` raises.
         """
+        from coli.engine.together import Running
+
         self.check_ids(prompt_ids)
         context = min(self._context(len(prompt_ids), options.max_tokens), session.cache.capacity)
         if len(prompt_ids) >= context:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from coli.builtin import is_builtin
 from coli.drafts.base import MAX_DRAFT_TOKENS
@@ -16,22 +16,21 @@ from coli.drafts.opening import Drafter, bind_predictor
 from coli.engine.engine import Engine
 from coli.engine.sampling import Sampler
 from coli.errors import OptionError
-from coli.kernels import attention, indexer, latent, runtime, tape
+from coli.kernels import attention, runtime
 from coli.model.config import ModelSpec
 from coli.model.kv_cache import KVCache, kv_bytes, mtp_cache_spec, new_cache
 from coli.model.loader import load_weights, loaded_tensors
-from coli.model.mtp import WINDOW, MtpMemory, Predictor
 from coli.model.transformer import Transformer
 from coli.options import EngineOptions, SamplerOptions
 from coli.processors import usable_cores
 from coli.report import StoreCounters
 from coli.store.container import Container
-from coli.store.expert_store import ExpertStore
 from coli.store.memory import MemoryNeeds, MemoryPlan, plan_memory
-from coli.store.opening import cached_share, open_store
-from coli.store.pins import pinned_experts
-from coli.store.stats import StoreGlance, TraceSink
-from coli.store.usage import UsageFile, UsageHistory
+
+if TYPE_CHECKING:  # a dense model needs none of these at run time
+    from coli.store.expert_store import ExpertStore
+    from coli.store.stats import StoreGlance, TraceSink
+    from coli.store.usage import UsageFile
 
 Notice = Callable[[str], None]
 
@@ -77,6 +76,8 @@ class LoadedModel:
         spec = self.spec
         cache = new_cache(spec, context, self.kv_dtype)
         if spec.mtp is not None:
+            from coli.model.mtp import MtpMemory
+
             head = new_cache(mtp_cache_spec(spec, spec.mtp), context + MAX_DRAFT_TOKENS, self.kv_dtype)
             cache.follower = MtpMemory(head, spec.hidden_size)
         return cache
@@ -85,6 +86,8 @@ class LoadedModel:
         """Let the MTP head, if the model has one, guess for the sequence in `cache`, drawing as the target will."""
         if self.model.mtp is None or cache.follower is None:
             return
+        from coli.model.mtp import Predictor
+
         neutral = replace(sampler, repeat_penalty=1.0, presence_penalty=0.0, frequency_penalty=0.0)
         choose = Sampler(neutral, seed, self.spec.vocab_size).sample
         bind_predictor(drafter, Predictor(self.model.mtp, cache.follower, choose))
@@ -114,6 +117,8 @@ class LoadedModel:
         """What a response starts from: experts in memory, and how much of the files the system holds."""
         if self.store is None:
             return "dense"
+        from coli.store.opening import cached_share
+
         stats, paths = self.store.stats(), {self.container.expert_layout(i).path for i in self.container.moe_layers}
         total = sum(self.container.expert_layout(i).record_bytes for i in self.container.moe_layers)
         resident = stats.resident_bytes / (total * self.spec.num_experts)
@@ -151,7 +156,11 @@ class LoadedModel:
     def _plan(self, context: int, sessions: int, drafts_bytes: int) -> MemoryPlan:
         spec, container = self.spec, self.container
         records = {i: container.expert_layout(i).record_bytes for i in container.moe_layers}
-        window = 0 if spec.mtp is None else 4 * WINDOW * spec.hidden_size
+        window = 0
+        if spec.mtp is not None:
+            from coli.model.mtp import WINDOW
+
+            window = 4 * WINDOW * spec.hidden_size
         needs = MemoryNeeds(
             dense_bytes=sum(container.array(name).nbytes for name in loaded_tensors(container, spec)),
             kv_bytes=(kv_bytes(spec, self.kv_dtype, context) + window) * sessions,
@@ -166,6 +175,10 @@ class LoadedModel:
         )
 
     def _open_store(self) -> ExpertStore:
+        from coli.store.opening import open_store
+        from coli.store.pins import pinned_experts
+        from coli.store.usage import UsageFile, UsageHistory
+
         spec, container, options = self.spec, self.container, self.options
         layouts = {i: container.expert_layout(i) for i in container.moe_layers}
         path = options.usage or container.path / USAGE_FILE
@@ -220,6 +233,8 @@ def working_bytes(spec: ModelSpec, rows: int, context: int, threads: int) -> int
         floats += rows * 7 * spec.hidden_size + spec.vocab_size
     if spec.latent is None:
         return 4 * floats + attention.working_bytes(rows, N, K, D, context, threads)
+    from coli.kernels import indexer, latent
+
     part, rank = spec.latent, latent.padded(spec.latent.kv_lora_rank)
     floats += rows * (N * (2 * rank + part.qk_rope_head_dim + part.qk_nope_head_dim + 2 * part.v_head_dim) + rank)
     if part.indexer is not None:
@@ -237,5 +252,4 @@ def prepare_kernels(notice: Notice) -> None:
         notice("threads: no OpenMP library (libgomp), every kernel launch costs more; install libgomp1")
     if runtime.cold():
         notice("compiling kernels for this processor, once: about half a minute")
-        tape.prepare()
         runtime.warm()

@@ -10,8 +10,7 @@ Packed f32: plain rows of groups * 32 float32. Columns beyond the end of a row r
 
 import numpy as np
 
-from coli.kernels.runtime import Stage, address, arguments, device, unpacker
-from coli.kernels.simd import (
+from coli.kernels.ops import (
     abs_bits,
     f32_bits,
     fmul,
@@ -31,6 +30,7 @@ from coli.kernels.simd import (
     store_i32,
     store_i64,
 )
+from coli.kernels.runtime import Stage, address, arguments, device, unpacker
 
 unpack7, unpack8 = unpacker(7), unpacker(8)
 

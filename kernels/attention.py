@@ -12,10 +12,11 @@ on slots, other rows, tiling or threads. Threads take (block of rows, kv head) u
 
 import numpy as np
 
-from coli.kernels.outer import OUTER, call_outer
-from coli.kernels.runtime import Routine, Stage, address, arguments, caller, device, unpacker
-from coli.kernels.simd import (
+from coli.kernels.loops import OUTER, call_outer
+from coli.kernels.ops import (
     bits_f32,
+    expf,
+    expf_x16,
     f32_from_half,
     fadd,
     fmax,
@@ -39,7 +40,7 @@ from coli.kernels.simd import (
     store_part,
     store_u16,
 )
-from coli.kernels.transcendental import expf, expf_x16
+from coli.kernels.runtime import Routine, Stage, address, arguments, caller, device, unpacker
 
 unpack2, unpack4, unpack5, unpack9, unpack11, unpack12 = (unpacker(n) for n in (2, 4, 5, 9, 11, 12))
 
@@ -308,7 +309,7 @@ def _attention(args, part, parts):
             and load_i64(v_addr + 8 * (s + n)) == v
         ):
             n += 1
-        for h in range(0, heads, group):
+        for h in range(0, heads, max(1, group)):
             if unit % parts == part:
                 call_unit(unit_address, args, s, n, h, group, scratch + room * part)
             unit += 1

@@ -7,22 +7,21 @@ from coli.kernels.elementwise import LAYER_NORM as ROW_LAYER_NORM
 from coli.kernels.experts import PLAN_EXPERTS
 from coli.kernels.indexer import LAYER_NORM, SELECT
 from coli.kernels.latent import APPEND_ROWS, JOIN_HEADS, LATENT_ATTENTION, SPLIT_QUERY
+from coli.kernels.loops import OUTER, PANEL, TILE
 from coli.kernels.match import DRAFT, SEARCH
 from coli.kernels.matmul import RUN_JOBS
-from coli.kernels.microkernel import TILE
 from coli.kernels.moe import ACCUMULATE, COMBINE
 from coli.kernels.noise import ARGMAX, CANDIDATES, GUMBEL
-from coli.kernels.outer import OUTER
-from coli.kernels.panel import PANEL
 from coli.kernels.quantize import EMBED_ROWS, PACK, QUANTIZE
 from coli.kernels.rope import APPLY_ROPE, ROPE_TABLE
 from coli.kernels.routing import ROUTE
 from coli.kernels.suffix import CONTINUE
+from coli.kernels.tape import REPLAY
 
 RUN = (
     TILE, OUTER, PANEL, RUN_JOBS, UNIT, ADD_VALUES, ATTENTION, PACK_ROWS, QUANTIZE_ROWS, PACK_QUANTIZED, KV_APPEND,
     COPY_SLOTS, RMS_NORM, POINTWISE, SWIGLU, COUNT_BAD, FUNCTIONS, ROPE_TABLE, APPLY_ROPE, ROUTE, COMBINE, ACCUMULATE,
-    EMBED_ROWS, PLAN_EXPERTS, ARGMAX, CANDIDATES, CONTINUE,
+    EMBED_ROWS, PLAN_EXPERTS, ARGMAX, CANDIDATES, CONTINUE, REPLAY,
 )  # fmt: skip
 LATENT = (APPEND_ROWS, SPLIT_QUERY, LATENT_ATTENTION, JOIN_HEADS, LAYER_NORM, SELECT)  # of some families only
 CLAMPED = (CLAMPED_SWIGLU,)  # of gpt-oss

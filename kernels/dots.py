@@ -14,12 +14,10 @@ All are exact, so they give the same integers. A class also says how the loops a
 
 from llvmlite import ir
 
+from coli.kernels.matmul import TWICE
 from coli.kernels.simd import I8, I16, I32, VB, VI, V, call, const, shuffle, splat, undef
 
-# Twice the value of an MXFP4 code (E2M1: a sign, two bits of exponent, one of mantissa), and the offset that makes it
-# unsigned where the products need that.
-TWICE = (0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12)
-OFFSET = 12
+OFFSET = 12  # makes twice the value of an MXFP4 code unsigned, where the products need that
 
 
 def table(values, copies):

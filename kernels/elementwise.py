@@ -6,9 +6,11 @@ instruction set. Buffers are 2-D float32 with contiguous columns; a row stride l
 
 import numpy as np
 
-from coli.kernels.runtime import Stage, address, arguments, device, unpacker
-from coli.kernels.simd import (
+from coli.kernels.ops import (
     bits_f32,
+    cos64,
+    exp64,
+    expf,
     fadd,
     fma,
     fmax,
@@ -21,13 +23,18 @@ from coli.kernels.simd import (
     load_f64,
     load_i64,
     load_part,
+    log64,
+    sigmoid,
+    sigmoid_x16,
+    silu_x16,
+    sin64,
     splat_f32,
     sqrt_f32,
     store_f32,
     store_f64,
     store_part,
 )
-from coli.kernels.transcendental import cos64, exp64, expf, log64, sigmoid, sigmoid_x16, silu_x16, sin64
+from coli.kernels.runtime import Stage, address, arguments, device, unpacker
 
 unpack2, unpack4, unpack5, unpack7 = unpacker(2), unpacker(4), unpacker(5), unpacker(7)
 

@@ -7,8 +7,8 @@ Outputs are placed in order of processing, and `index` says where, so that the s
 
 import numpy as np
 
+from coli.kernels.ops import load_i64, store_i64
 from coli.kernels.runtime import Stage, address, arguments
-from coli.kernels.simd import load_i64, store_i64
 
 PART_COLUMNS = 7  # of a matrix of the record: kind, groups, tiles, offsets of weights, scales, output column, bias or 0
 ALL_RESIDENT = -1  # as the batch count: the whole union, if it is resident

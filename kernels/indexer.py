@@ -11,9 +11,8 @@ as slots in position order. NaN counts as larger than everything. Threads take r
 import numpy as np
 
 from coli.kernels.latent import SPAN, padded, widen_rows
-from coli.kernels.outer import OUTER, call_outer
-from coli.kernels.runtime import Stage, address, arguments, device, unpacker
-from coli.kernels.simd import (
+from coli.kernels.loops import OUTER, call_outer
+from coli.kernels.ops import (
     bits_f32,
     fma_f32,
     load_f32,
@@ -23,6 +22,7 @@ from coli.kernels.simd import (
     store_f32,
     store_i64,
 )
+from coli.kernels.runtime import Stage, address, arguments, device, unpacker
 
 unpack2, unpack5, unpack7, unpack9 = (unpacker(n) for n in (2, 5, 7, 9))
 
@@ -103,7 +103,7 @@ def _select(args, part, parts):
     buckets = factors + 4 * lanes  # (BUCKETS,) i64
     scores = buckets + 8 * BUCKETS  # (positions, and up to 3 more) f32
     zero = np.float32(0)
-    for s in range(part, rows, parts):
+    for s in range(part, rows, max(1, parts)):
         prefix, path, keys = load_i64(prefixes + 8 * s), paths + 8 * s * path_stride, load_i64(addresses + 8 * s)
         stop, out = prefix + load_i64(lengths + 8 * s), slots + 8 * s * slots_stride
         threshold, equal = np.int64(-1), np.int64(0)

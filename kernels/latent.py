@@ -15,9 +15,8 @@ Threads take (row, block of heads) units.
 import numpy as np
 
 from coli.kernels.attention import softmax_row
-from coli.kernels.outer import OUTER, call_outer
-from coli.kernels.runtime import Stage, address, arguments, device, unpacker
-from coli.kernels.simd import (
+from coli.kernels.loops import OUTER, call_outer
+from coli.kernels.ops import (
     bits_f32,
     fmul,
     half_from_f32,
@@ -34,6 +33,7 @@ from coli.kernels.simd import (
     store_part,
     store_u16,
 )
+from coli.kernels.runtime import Stage, address, arguments, device, unpacker
 
 unpack2, unpack4, unpack5, unpack8, unpack10, unpack11 = (unpacker(n) for n in (2, 4, 5, 8, 10, 11))
 
@@ -146,7 +146,7 @@ def _latent_attention(args, part, parts):
     acc = block + 4 * SPAN * most  # (heads, R) f32
     scores = acc + 4 * group * rank  # (heads, positions) f32
     per_row = (heads + group - 1) // group
-    for unit in range(part, rows * per_row, parts):
+    for unit in range(part, rows * per_row, max(1, parts)):
         s, first_head = unit // per_row, unit % per_row * group
         count = min(group, heads - first_head)
         lanes = (count + 15) // 16 * 16

@@ -9,9 +9,8 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from coli.kernels.ops import exp64, load_f32, load_f64, load_i32, load_i64, log64, store_f64, store_i64
 from coli.kernels.runtime import Stage, address, arguments, device
-from coli.kernels.simd import load_f32, load_f64, load_i32, load_i64, store_f64, store_i64
-from coli.kernels.transcendental import exp64, log64
 
 MAX_ORDER = 10
 ATTENTIVE, SINGLE_ORDER, WITTEN_BELL = 0, 1, 2

@@ -14,11 +14,9 @@ Threads take whole tiles, never a part of a sum: bits do not depend on S, thread
 import numpy as np
 
 from coli.kernels.activations import x_bytes
-from coli.kernels.microkernel import TILE, call_tile
-from coli.kernels.outer import OUTER, call_outer
-from coli.kernels.panel import MOST_BLOCKS, PANEL, call_panel, has_panel
+from coli.kernels.loops import MOST_BLOCKS, OUTER, PANEL, TILE, call_outer, call_panel, call_tile, has_panel
+from coli.kernels.ops import fadd, load_f32x16, load_i64, stack, store_f32x16
 from coli.kernels.runtime import Stage, address, arguments, device, unpacker
-from coli.kernels.simd import fadd, load_f32x16, load_i64, stack, store_f32x16
 
 unpack7, tile_sums = unpacker(7), stack(1024 * MOST_BLOCKS)
 
@@ -27,6 +25,8 @@ WEIGHT_BYTES = (16 * 32 * 4, 512, 256, 256)  # per tile and group, by kind
 JOB_COLUMNS = 10
 (JOB_KIND, JOB_WEIGHTS, JOB_SCALES, JOB_TILES, JOB_GROUPS, JOB_ROWS, JOB_X, JOB_OUT, JOB_STRIDE, JOB_BIAS) = range(10)
 AHEAD = 4096  # bytes by which float32 weights are prefetched
+# Twice the value of an MXFP4 code (E2M1: a sign, two bits of exponent, one of mantissa).
+TWICE = (0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12)
 L2_BYTES = 256 * 1024  # of activations per pass over the weights
 __all__ = ["JOB_COLUMNS", "KIND_F32", "KIND_MXFP4", "KIND_Q4", "KIND_Q8", "job_table", "run_jobs", "x_bytes"]
 

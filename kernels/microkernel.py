@@ -21,7 +21,6 @@ from numba.extending import intrinsic
 
 from coli.kernels import assembly
 from coli.kernels.dots import PATHS
-from coli.kernels.runtime import Routine, caller, simd_path_of
 from coli.kernels.simd import (
     F32,
     I8,
@@ -34,6 +33,7 @@ from coli.kernels.simd import (
     V,
     call,
     const,
+    feature_text,
     features,
     half_to_float,
     has_half,
@@ -44,6 +44,7 @@ from coli.kernels.simd import (
     splat,
     store,
 )
+from coli.kernels.target import simd_path_of
 
 ROWS, GROUP, NMAX = 16, 32, 16
 XREC = GROUP + 8  # bytes of an activation record per vector and group
@@ -225,7 +226,7 @@ def make_tile(kind):
         def codegen(context, b, _sig, args):
             n, w, ws, x, ng, out, ostride = args
             wp, sp, xp, op = (pointer(b, a) for a in (w, ws, x, out))
-            path = simd_path_of(context.codegen().magic_tuple())
+            path = simd_path_of(feature_text(context))
             dot = PATHS[path][KINDS.index(kind)](b)
             assembled = kind in assembly.KINDS and path == "avx2" and features(context) >= assembly.NEEDED
             if assembled:
@@ -260,14 +261,10 @@ def make_tile(kind):
 _tile_q4, _tile_q8, _tile_mxfp4 = (make_tile(kind) for kind in KINDS)
 
 
-def _run_tile(kind, n, w, ws, x, groups, out, stride):
+def run_tile(kind, n, w, ws, x, groups, out, stride):
     if kind == 1:
         _tile_q8(n, w, ws, x, groups, out, stride)
     elif kind == 3:
         _tile_mxfp4(n, w, ws, x, groups, out, stride)
     else:
         _tile_q4(n, w, ws, x, groups, out, stride)
-
-
-TILE = Routine(_run_tile, 8)
-call_tile = caller(8)

@@ -6,8 +6,8 @@ union in id order). Both give the same bits.
 
 import numpy as np
 
+from coli.kernels.ops import fadd, fma, load_f32, load_i64, load_part, splat_f32, store_part
 from coli.kernels.runtime import Stage, address, arguments, unpacker
-from coli.kernels.simd import fadd, fma, load_f32, load_i64, load_part, splat_f32, store_part
 
 unpack8, unpack9 = unpacker(8), unpacker(9)
 

@@ -6,19 +6,11 @@ gumbel = -log(-log(u)) in float64 with our own log, between -3.14 and 22.9.
 """
 
 import numpy as np
-from llvmlite import ir
-from numba import types
 
-from coli.kernels.runtime import Stage, address, arguments, device, unpacker
-from coli.kernels.simd import (
-    I32,
-    I64,
-    VI,
-    Lanes,
-    V,
+from coli.kernels.ops import (
     abs_bits,
     bits_f32,
-    const,
+    exp64,
     fmax,
     hmax_f32,
     hmax_i32,
@@ -29,18 +21,15 @@ from coli.kernels.simd import (
     load_i32,
     load_i64,
     load_u8,
-    op,
-    pointer,
-    reduce_lanes,
-    splat,
+    log64,
+    philox16,
     splat_f32,
     splat_i32,
     stack,
-    store,
     store_f64,
     store_i64,
 )
-from coli.kernels.transcendental import exp64, log64
+from coli.kernels.runtime import Stage, address, arguments, device, unpacker
 
 unpack3, unpack4, unpack6, unpack8 = unpacker(3), unpacker(4), unpacker(6), unpacker(8)
 sort_counts, chunk_words = stack(2048 * 8), stack(4 * 64)
@@ -69,33 +58,6 @@ def _philox(block, position, seed):
         k0 = np.uint32(k0 + np.uint32(0x9E3779B9))
         k1 = np.uint32(k1 + np.uint32(0xBB67AE85))
     return c0, c1, c2, c3
-
-
-def _emit_philox16(_context, b, block, position, seed, out):
-    wide, low, half = V(I64, 16), const(V(I64, 16), 0xFFFFFFFF), const(I64, 32)
-    count = ir.Constant(wide, list(range(16)))
-    c0 = b.and_(b.add(splat(b, block, wide), count), low)
-    c1, c2 = b.and_(splat(b, position, wide), low), splat(b, b.lshr(position, half), wide)
-    c3 = const(wide, 0)
-    k0, k1 = b.and_(splat(b, seed, wide), low), splat(b, b.lshr(seed, half), wide)
-    for _ in range(10):
-        p0, p1 = b.mul(c0, const(wide, 0xD2511F53)), b.mul(c2, const(wide, 0xCD9E8D57))
-        c0, c1 = b.xor(b.xor(b.lshr(p1, const(wide, 32)), c1), k0), b.and_(p1, low)
-        c2, c3 = b.xor(b.xor(b.lshr(p0, const(wide, 32)), c3), k1), b.and_(p0, low)
-        k0 = b.and_(b.add(k0, const(wide, 0x9E3779B9)), low)
-        k1 = b.and_(b.add(k1, const(wide, 0xBB67AE85)), low)
-    words = [b.trunc(c, VI) for c in (c0, c1, c2, c3)]
-    biased = [Lanes(b, word) ^ -0x80000000 for word in words]  # so that signed comparisons order them
-    top = biased[0]
-    for x in biased[1:]:
-        top = x.where(x > top, top)
-    for k, word in enumerate(words):
-        store(b, word, pointer(b, out), 64 * k)
-    return b.xor(reduce_lanes(top, lambda p, q: p.where(p > q, q)).v, const(I32, -0x80000000))
-
-
-# Words of 16 neighbouring blocks: word k of block + j goes to out + 64 * k + 4 * j. Returns the largest, as int32 bits.
-_philox16 = op(_emit_philox16, types.int32, types.int64, types.int64, types.int64, types.int64)
 
 
 @device
@@ -210,7 +172,7 @@ def _argmax(args, part, parts):
                 reach = np.float64(_largest(logits + 4 * i, count))
                 if reach + GUMBEL_MAX < best:
                     continue
-                top = np.uint32(_philox16(i >> 2, position, seed, words))
+                top = np.uint32(philox16(i >> 2, position, seed, words))
                 if reach + _bound(top) < best:
                     continue
             for k in range(count):

@@ -11,7 +11,6 @@ from numba import types
 from numba.core import cgutils
 from numba.extending import intrinsic
 
-from coli.kernels.runtime import Routine, caller
 from coli.kernels.simd import (
     F32,
     I16,
@@ -153,9 +152,5 @@ def _outer(typingctx, half, m, blocks, a, a_row, bp, b_step, b_block, length, c,
     return types.void(*[i] * 14), codegen
 
 
-def _run_outer(half, m, blocks, a, a_row, bp, b_step, b_block, length, c, c_row, c_block, first, ahead):
+def run_outer(half, m, blocks, a, a_row, bp, b_step, b_block, length, c, c_row, c_block, first, ahead):
     _outer(half, m, blocks, a, a_row, bp, b_step, b_block, length, c, c_row, c_block, first, ahead)
-
-
-OUTER = Routine(_run_outer, 14)
-call_outer = caller(14)

@@ -11,22 +11,21 @@ from numba.extending import intrinsic
 
 from coli.kernels import assembly
 from coli.kernels.microkernel import GROUP, ROWS, XREC, Packed, emit_runs, prefetch, scaled
-from coli.kernels.runtime import Routine, caller, simd_path_of
-from coli.kernels.simd import I16, I64, VF, V, const, features, has_half, plus, pointer, stack, store
+from coli.kernels.simd import I16, I64, VF, V, const, feature_text, features, has_half, plus, pointer, stack, store
+from coli.kernels.target import simd_path_of
 
 STRETCH = 16  # groups of 32 k: 8 kB of unpacked weights
 UNPACKED = ROWS * GROUP  # bytes of a group's weights, one each
-MOST_BLOCKS = 8  # blocks of 16 vectors in one call
 weights_memory, scales_memory, ones_memory = stack(STRETCH * UNPACKED), stack(STRETCH * 64), stack(32)
 
 
 def _assembled(context):
-    return simd_path_of(context.codegen().magic_tuple()) == "avx2" and features(context) >= assembly.NEEDED
+    return simd_path_of(feature_text(context)) == "avx2" and features(context) >= assembly.NEEDED
 
 
 @intrinsic
 def has_panel(typingctx):
-    """1 where this processor runs `PANEL`."""
+    """1 where this processor runs `run_panel`."""
     return types.int64(), lambda context, b, _sig, _args: const(I64, int(_assembled(context)))
 
 
@@ -99,7 +98,7 @@ def _multiply(typingctx, n, weights, scales, x, groups, sums, ones, ahead, end):
     return types.void(*[types.int64] * 9), codegen
 
 
-def _run_panel(i0, i1, base, extra, w, ws, x, groups, sums, out, out_row):
+def run_panel(i0, i1, base, extra, w, ws, x, groups, sums, out, out_row):
     """sums (vectors of the blocks i0 .. i1-1, 16) f32 = the tile at w, ws times these vectors. Blocks of base + 1
     (the first `extra`) and then base vectors lie packed at x, that of vector 0. The caller will write the sums to out,
     out_row bytes apart: these lines are fetched meanwhile, as a store waits for its line and all later ones for it."""
@@ -149,7 +148,3 @@ def _clear(typingctx, at):
         return context.get_dummy_value()
 
     return types.void(types.int64), codegen
-
-
-PANEL = Routine(_run_panel, 11)
-call_panel = caller(11)

@@ -11,13 +11,14 @@ from numba import types
 from numba.extending import intrinsic
 
 from coli.kernels.dots import PATHS
-from coli.kernels.runtime import Stage, address, arguments, simd_path_of, unpacker
+from coli.kernels.runtime import Stage, address, arguments, unpacker
 from coli.kernels.simd import (
     I32,
     I64,
     VB,
     VI,
     const,
+    feature_text,
     iadd,
     load,
     load_i32x16,
@@ -27,6 +28,7 @@ from coli.kernels.simd import (
     store,
     store_i32x16,
 )
+from coli.kernels.target import simd_path_of
 
 unpack4 = unpacker(4)
 
@@ -59,7 +61,7 @@ def _products(typingctx, weights, x, turns, out):
 
     def codegen(context, b, _sig, args):
         wp, xp, count, op = pointer(b, args[0]), pointer(b, args[1]), args[2], pointer(b, args[3])
-        dot = PATHS[simd_path_of(context.codegen().magic_tuple())][0](b)
+        dot = PATHS[simd_path_of(feature_text(context))][0](b)
         w = dot.prep(load(b, wp, 0, VB))
         before = b.block
         loop, done = b.append_basic_block("turn"), b.append_basic_block("done")

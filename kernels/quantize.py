@@ -10,10 +10,8 @@ All sums run in 16 lanes and a fixed tree, in float32: the same bytes on every m
 
 import numpy as np
 
-from coli.kernels.dots import TWICE
-from coli.kernels.matmul import KIND_F32, KIND_Q4, KIND_Q8, WEIGHT_BYTES
-from coli.kernels.runtime import Stage, address, arguments, device, unpacker
-from coli.kernels.simd import (
+from coli.kernels.matmul import KIND_F32, KIND_Q4, KIND_Q8, TWICE, WEIGHT_BYTES
+from coli.kernels.ops import (
     abs_bits,
     bits_f32,
     f32_bits,
@@ -44,6 +42,7 @@ from coli.kernels.simd import (
     store_i64,
     store_u16,
 )
+from coli.kernels.runtime import Stage, address, arguments, device, unpacker
 
 unpack7, unpack8, unpack9 = unpacker(7), unpacker(8), unpacker(9)
 

@@ -14,8 +14,8 @@ Angles are position * inv_freq in float64; cos and sin are rounded once to float
 import numpy as np
 
 from coli.kernels.elementwise import EXP64, LOG64, evaluate
-from coli.kernels.runtime import Stage, address, arguments, unpacker
-from coli.kernels.simd import (
+from coli.kernels.ops import (
+    cos64,
     fma,
     fma_f32,
     fmul,
@@ -24,11 +24,12 @@ from coli.kernels.simd import (
     load_f64,
     load_i64,
     load_part,
+    sin64,
     splat_f32,
     store_f32,
     store_part,
 )
-from coli.kernels.transcendental import cos64, sin64
+from coli.kernels.runtime import Stage, address, arguments, unpacker
 
 unpack4, unpack8 = unpacker(4), unpacker(8)
 

@@ -9,8 +9,9 @@ left with (m - logit) / max(|logit|, m) <= 2 jitter.
 
 import numpy as np
 
-from coli.kernels.runtime import Stage, address, arguments, device, unpacker
-from coli.kernels.simd import (
+from coli.kernels.ops import (
+    expf,
+    expf_x16,
     fadd,
     fmax,
     fmul,
@@ -22,12 +23,13 @@ from coli.kernels.simd import (
     load_f64,
     load_i64,
     load_part,
+    sigmoid_x16,
     splat_f32,
     store_f32,
     store_i64,
     store_part,
 )
-from coli.kernels.transcendental import expf, expf_x16, sigmoid_x16
+from coli.kernels.runtime import Stage, address, arguments, device, unpacker
 
 unpack2, unpack10 = unpacker(2), unpacker(10)
 

@@ -83,11 +83,13 @@ def ir_fma(b, x, y, z):
     return call(b, "llvm.fma." + overload_suffix(x.type), x.type, x, y, z)
 
 
+def feature_text(context):
+    """The CPU features numba compiles for, which are those of our target (compiler.prepare)."""
+    return context.codegen().magic_tuple()[2]
+
+
 def features(context):
-    """The CPU features numba compiles for. They come from the very tuple that is part of numba's cache key, so an
-    instruction set chosen from them can never be stale in the cache."""
-    _triple, _cpu, feats = context.codegen().magic_tuple()
-    return {f[1:] for f in feats.split(",") if f.startswith("+")}
+    return {f[1:] for f in feature_text(context).split(",") if f.startswith("+")}
 
 
 def has_half(context):
@@ -374,6 +376,17 @@ store_i8x16 = op(
 )  # the low byte of every lane
 store_u16x16 = op(lambda c, b, a, x: store(b, b.trunc(x, V(I16, 16)), pointer(b, a), 0), types.void, i64, i32x16)
 load_i8x16 = op(lambda c, b, a: b.sext(load(b, pointer(b, a), 0, V(I8, 16)), VI), i32x16, i64)
+
+
+def _cycles(c, b):
+    if not b.module.triple.startswith("x86_64"):
+        return const(I64, 0)
+    return call(b, "llvm.readcyclecounter", I64)
+
+
+cycle_counter = op(_cycles, i64)  # of the processor; 0 where reading it is not allowed to programs
+# What the C function int (void) at an address returns.
+call_i32 = op(lambda c, b, a: b.sext(b.call(b.inttoptr(a, ir.FunctionType(I32, []).as_pointer()), []), I64), i64, i64)
 
 
 def stack(size):

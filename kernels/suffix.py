@@ -9,8 +9,8 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from coli.kernels.ops import load_i64, store_i64
 from coli.kernels.runtime import Stage, address, arguments, device
-from coli.kernels.simd import load_i64, store_i64
 
 LONGEST_MATCH = 32
 MAX_COPIED = 63

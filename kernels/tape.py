@@ -8,66 +8,40 @@ number of the call that did, so that the caller can do what only Python can (bri
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-import numba
 import numpy as np
-from llvmlite import ir
-from numba import types
-from numba.extending import intrinsic
 
 from coli.kernels import runtime
-from coli.kernels.runtime import call_stage
+from coli.kernels.ops import cycle_counter, load_i64, store_i64
+from coli.kernels.runtime import Routine, call_stage, caller, data_pointer, unpacker
 
 COLUMNS = 4  # of one call: machine code, address of the arguments, parts, phase
 PHASES = ("other", "attention", "experts")
 Call = tuple[int, int, int, int]  # of COLUMNS
 
-
-@intrinsic
-def _cycles(typingctx):
-    """The processor's cycle counter; 0 where reading it is not allowed to programs."""
-
-    def codegen(context, builder, _sig, _args):
-        if not builder.module.triple.startswith("x86_64"):
-            return ir.Constant(ir.IntType(64), 0)
-        return builder.call(builder.module.declare_intrinsic("llvm.readcyclecounter", (), _CYCLES_TYPE), ())
-
-    return types.int64(), codegen
+unpack4, call_launch = unpacker(4), caller(4)
 
 
-_CYCLES_TYPE = ir.FunctionType(ir.IntType(64), ())
-
-
-def _replay(calls, start, stop, status, cycles):
-    """Run calls start .. stop-1; returns the number of the call that set status[0], or stop. cycles[phase] grows."""
-    before = _cycles()
+def _replay(calls, start, stop, status, cycles, end, launch, pool):
+    """Run calls start .. stop-1 of a table (n, COLUMNS) of int64 by `launch` and its pool where they have several
+    parts; end: becomes the number of the call that set the status word, or stop. cycles (PHASES) grow."""
+    before = cycle_counter()
     for i in range(start, stop):
-        code, args, parts = calls[i, 0], calls[i, 1], calls[i, 2]
+        code, args, parts, phase = unpack4(calls + 32 * i, 0)
         if parts == 1:
             call_stage(code, args, 0, 1)
         else:
-            for part in numba.prange(parts):
-                call_stage(code, args, np.int64(part), parts)
-        after = _cycles()
-        cycles[calls[i, 3]] += after - before
+            call_launch(launch, code, args, parts, pool)
+        after = cycle_counter()
+        at = cycles + 8 * phase
+        store_i64(at, load_i64(at) + after - before)
         before = after
-        if status[0] != 0:
-            return i
-    return stop
+        if load_i64(status) != 0:
+            store_i64(end, i)
+            return
+    store_i64(end, stop)
 
 
-class _Loop:
-    """The compiled loop, made on first use."""
-
-    compiled = None
-
-    @classmethod
-    def get(cls):
-        if cls.compiled is None:
-            words = types.int64[::1]
-            signature = types.int64(types.int64[:, ::1], types.int64, types.int64, words, words)
-            with runtime.light_cache_loads():
-                cls.compiled = numba.njit(signature, parallel=True, nogil=True, cache=runtime.caches())(_replay)
-        return cls.compiled
+REPLAY = Routine(_replay, 8)
 
 
 class Tape:
@@ -85,6 +59,7 @@ class Tape:
         self.kept: list[np.ndarray] = []  # what the calls address
         self.keep = self.kept.append  # called thousands of times
         self._packed: np.ndarray | None = None
+        self._end = np.zeros(1, np.int64)
         self._held: list[Call] | None = None
         self.last_arguments = self.status  # argument block of the call noted last; its words may be changed later
 
@@ -125,9 +100,10 @@ class Tape:
         """Replay the calls start .. stop-1 (default: all); returns where it ended, `stop` unless a stage stopped it."""
         self.status[0] = 0
         stop = len(self.calls) if stop is None else stop
-        return int(_Loop.get()(self._packed, start, stop, self.status, self.cycles))
-
-
-def prepare() -> None:
-    """Compile or load the loop."""
-    _Loop.get()
+        assert self._packed is not None
+        launcher = runtime.launcher()
+        REPLAY.call(
+            data_pointer(self._packed), int(start), int(stop), data_pointer(self.status), data_pointer(self.cycles),
+            data_pointer(self._end), launcher.routine.address, launcher.pool,
+        )  # fmt: skip
+        return int(self._end[0])

@@ -97,8 +97,8 @@ def tool_environment(system: Path) -> dict[str, str]:
 
 # ------------------------------------------------------------------ what the guest computes
 def copy_tree(work: Path) -> Path:
-    """This tree in the work folder, with whole seconds as times of change: they are part of numba's cache key and an
-    initramfs has no fractions."""
+    """This tree in the work folder, with whole seconds as times of change: an initramfs has no fractions, and Python
+    compiles anew what is not as old as its bytecode says."""
     source, tree = Path(__file__).resolve().parents[1], work / "tree"
     shutil.rmtree(tree, ignore_errors=True)
     skip = shutil.ignore_patterns("__pycache__", ".*")
@@ -120,7 +120,7 @@ def guest_variables(work: Path, tree: Path) -> dict[str, str]:
         "COLI_KERNEL_CACHE": str(work / "cache"),
         "HOME": "/tmp",
         "PYTHONHASHSEED": "0",
-        # Bochs 2.7 gets SHA-1 with the SHA instructions wrong, and numba names its cache folders by SHA-1.
+        # Bochs 2.7 gets SHA-1 with the SHA instructions wrong, and cached code is checked by a digest.
         "OPENSSL_ia32cap": ":~0x20000000",
     }
 
@@ -133,18 +133,16 @@ COMPILE = """
 import collections, json, re, sys
 from coli.kernels import runtime
 runtime.configure("auto", sys.argv[1], 1)
-from coli.kernels import catalog, tape
+from coli.kernels import catalog, compiler, launch
 counts = collections.Counter()
-runtime._launcher()
-tape._Loop.get()
-for stage in catalog.ALL:
+for stage in (*catalog.ALL, launch.TEAM, launch.LAUNCH_TEAM, launch.FROM_QUEUE, launch.LAUNCH_QUEUE):
     stage.address
-    text = stage._compiled._library.get_asm_str()
+    text = compiler.assembly(stage.function, stage.arguments)
     counts["lines with zmm"] += len(re.findall("\\n.*%zmm", text))
     counts["vpdpbusd on zmm"] += len(re.findall("\\n\\\\s*vpdpbusd.*%zmm", text))
     counts["fma on zmm"] += len(re.findall("\\n\\\\s*vfn?m(?:add|sub)\\\\d+[ps]s.*%zmm", text))
     counts["mask registers"] += len(re.findall("\\n.*%k[0-7]", text))
-runtime._marker().touch()
+runtime._state.cache.set_complete()
 print(json.dumps({"path": runtime.simd_path(), **counts}))
 """
 

@@ -1,3 +1,6 @@
+import os
+
+import psutil
 import pytest
 
 from coli.processors import usable_cores
@@ -49,3 +52,17 @@ def test_version_1_quotas_count(tmp_path):
 
 def test_this_machine_has_cores():
     assert usable_cores() >= 1
+
+
+@pytest.mark.parametrize("name", ["core_cpus_list", "thread_siblings_list"])
+def test_threads_of_one_core_count_once(tmp_path, name):
+    for cpu, siblings in enumerate(["0,2", "1,3", "0,2", "1,3"]):
+        folder = tmp_path / f"sys/devices/system/cpu/cpu{cpu}/topology"
+        folder.mkdir(parents=True)
+        (folder / name).write_text(f"{siblings}\n")
+    assert usable_cores(tmp_path, affinity=8) == 2
+
+
+def test_the_system_s_cores_are_those_psutil_counts(tmp_path):
+    assert usable_cores(affinity=10_000) <= (psutil.cpu_count(logical=False) or 10_000)
+    assert usable_cores(tmp_path, affinity=10_000) == (psutil.cpu_count(logical=False) or os.cpu_count() or 1)

@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Protocol
 
 from coli.drafts.acceptance import Acceptance
 from coli.drafts.base import MAX_DRAFT_TOKENS, DraftSource, Guard, Notice, PausingGuard, SlidingGuard
-from coli.drafts.corpus import LABEL, CorpusSource, SpanIndex, open_corpus
 from coli.drafts.gate import Gate
 from coli.drafts.gated import TreeSources
 from coli.drafts.merge import MergedSources
@@ -18,6 +17,7 @@ from coli.drafts.ngram import NgramSource
 from coli.errors import OptionError
 
 if TYPE_CHECKING:
+    from coli.drafts.corpus import SpanIndex
     from coli.drafts.grammar import GrammarLibrary
     from coli.drafts.graph import GraphOptions
     from coli.drafts.ngram_index import NgramIndex
@@ -125,6 +125,8 @@ class SourceLibrary:
         if settings.enabled and settings.corpus is not None:
             index = self._corpus(settings.corpus, settings.corpus_k)
             if index is not None:
+                from coli.drafts.corpus import CorpusSource
+
                 guard = self._corpus_guard(settings)
                 sources.append(CorpusSource(index, depth=settings.corpus_k, guard=guard))
         if settings.enabled and settings.draft != 0 and settings.mtp is not False:
@@ -174,6 +176,8 @@ class SourceLibrary:
 
     def _corpus_guard(self, settings: DraftSettings) -> Guard | None:
         """The seed's; with the measured gate only a minimum that differs from the seed's counts, in a true window."""
+        from coli.drafts.corpus import LABEL
+
         if settings.gate == "seed":
             return PausingGuard(LABEL, self._notice, percent=settings.corpus_minacc)
         if settings.gate == "auto" and settings.corpus_minacc != SEED_MINACC:
@@ -203,7 +207,7 @@ class SourceLibrary:
         return self._grammars
 
     def _graph_source(self, path: Path, seed: int, options: GraphOptions | None) -> DraftSource:
-        from coli.drafts.graph import GraphOptions, GraphSource  # numba: only when it is needed
+        from coli.drafts.graph import GraphOptions, GraphSource
         from coli.kernels.noise import gumbel
 
         index = self._graph(path)
@@ -221,6 +225,8 @@ class SourceLibrary:
         return known[1]
 
     def _corpus(self, path: Path, depth: int) -> SpanIndex | None:
+        from coli.drafts.corpus import LABEL, open_corpus
+
         version = _version(path)
         known = self._corpora.get(path)
         if known is not None and known[0] == version:

@@ -1,10 +1,10 @@
 """Container -> the dense weights in memory, as the layers address them.
 
-Copies every dense tensor out of the mapped file into one anonymous arena (so that it cannot be evicted behind our back
+Reads every dense tensor of the file into one anonymous arena (so that it cannot be evicted behind our back
 and sits on huge pages), and keeps that arena alive. Experts stay in the store. Called once, when a model is opened.
 """
 
-from collections.abc import Iterable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -15,6 +15,7 @@ from coli.model.tensors import mtp_prefix
 from coli.store.container import Container, ExpertLayout
 
 ALIGNMENT = 64
+Read = Callable[[str, NDArray[np.uint8]], None]  # a tensor's name and where its bytes go
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,41 +132,35 @@ class ModelWeights:
 
 
 class _Arena:
-    """Hands out aligned pieces of one buffer, which is big enough for the tensors `names` of the container."""
+    """Hands out aligned pieces of one buffer, which is big enough for the tensors of these sizes, filled by `read`."""
 
-    def __init__(self, container: Container, names: Iterable[str]) -> None:
-        sizes = [array.nbytes for name in names for array in [container.array(name)]]
-        total = sum(-(-size // ALIGNMENT) * ALIGNMENT for size in sizes) + ALIGNMENT
+    def __init__(self, sizes: Mapping[str, int], read: Read) -> None:
+        total = sum(-(-size // ALIGNMENT) * ALIGNMENT for size in sizes.values()) + ALIGNMENT
         self.buffer = np.empty(total, np.uint8)
-        self._at = -self.buffer.ctypes.data % ALIGNMENT
+        self._sizes, self._read = sizes, read
+        self._base = int(self.buffer.ctypes.data)
+        self._at = -self._base % ALIGNMENT
 
-    def place(self, array: NDArray[np.generic]) -> NDArray[np.uint8]:
-        size = array.nbytes
-        piece = self.buffer[self._at : self._at + size]
-        piece[:] = array.reshape(-1).view(np.uint8)
+    def place(self, name: str) -> tuple[NDArray[np.uint8], int]:
+        """The bytes of a tensor, and their address."""
+        at, size = self._at, self._sizes[name]
+        piece = self.buffer[at : at + size]
+        self._read(name, piece)
         self._at += -(-size // ALIGNMENT) * ALIGNMENT
-        return piece
+        return piece, self._base + at
 
 
 class _Loader:
-    def __init__(self, container: Container, spec: ModelSpec) -> None:
+    def __init__(self, container: Container, spec: ModelSpec, read: Read) -> None:
         self._container = container
-        self.arena = _Arena(container, loaded_tensors(container, spec))
+        self.arena = _Arena({name: container.array(name).nbytes for name in loaded_tensors(container, spec)}, read)
 
     def linear(self, name: str) -> Linear:
         matrix = self._container.matrix(f"{name}.weight")
-        weights = self.arena.place(matrix.weights)
-        scales = 0 if matrix.scales is None else int(self.arena.place(matrix.scales).ctypes.data)
-        return Linear(
-            matrix.kind,
-            matrix.rows,
-            matrix.cols,
-            matrix.tiles,
-            matrix.groups,
-            int(weights.ctypes.data),
-            scales,
-            self._bias(name),
-        )
+        _, weights = self.arena.place(f"{name}.weight")
+        scales = 0 if matrix.scales is None else self.arena.place(f"{name}.weight.scales")[1]
+        shape = matrix.kind, matrix.rows, matrix.cols, matrix.tiles, matrix.groups
+        return Linear(*shape, weights, scales, self._bias(name))
 
     def tied(self, embed_tokens: Linear) -> Linear:
         """The embedding as output matrix, which may have a bias of its own."""
@@ -175,10 +170,10 @@ class _Loader:
     def _bias(self, name: str) -> int:
         if not self._container.has(f"{name}.bias"):
             return 0
-        return int(self.arena.place(self._container.vector(f"{name}.bias")).ctypes.data)
+        return self.arena.place(f"{name}.bias")[1]
 
     def vector(self, name: str) -> NDArray[np.float32]:
-        return self.arena.place(self._container.vector(name)).view(np.float32)
+        return self.arena.place(name)[0].view(np.float32)
 
     def optional_vector(self, name: str) -> NDArray[np.float32] | None:
         return self.vector(name) if self._container.has(name) else None
@@ -187,7 +182,6 @@ class _Loader:
         return MlpWeights(*(self.linear(f"{prefix}.{name}_proj") for name in ("gate", "up", "down")))
 
     def layer(self, spec: LayerSpec, latent: bool) -> LayerWeights:
-        self._container.unmap_pages()  # of what has been copied: else the dense weights count twice
         prefix = f"model.layers.{spec.layer_idx}"
         attention = f"{prefix}.self_attn"
         mlp: MlpWeights | MoeWeights
@@ -266,17 +260,16 @@ def loaded_tensors(container: Container, spec: ModelSpec) -> list[str]:
 
 def load_weights(container: Container, spec: ModelSpec) -> ModelWeights:
     """Read all dense tensors. The container was checked when it was opened, so nothing is missing here."""
-    loader = _Loader(container, spec)
-    embed_tokens = loader.linear("model.embed_tokens")
-    layers = tuple(loader.layer(layer, spec.latent is not None) for layer in spec.layers)
-    weights = ModelWeights(
-        arena=loader.arena.buffer,
-        embed_tokens=embed_tokens,
-        layers=layers,
-        norm=loader.vector("model.norm.weight"),
-        lm_head=loader.tied(embed_tokens) if spec.tie_word_embeddings else loader.linear("lm_head"),
-        mtp=None if spec.mtp is None else loader.mtp(spec, spec.mtp),
-        norm_bias=loader.optional_vector("model.norm.bias"),
-    )
-    container.unmap_pages()
-    return weights
+    with container.reading() as read:
+        loader = _Loader(container, spec, read)
+        embed_tokens = loader.linear("model.embed_tokens")
+        layers = tuple(loader.layer(layer, spec.latent is not None) for layer in spec.layers)
+        return ModelWeights(
+            arena=loader.arena.buffer,
+            embed_tokens=embed_tokens,
+            layers=layers,
+            norm=loader.vector("model.norm.weight"),
+            lm_head=loader.tied(embed_tokens) if spec.tie_word_embeddings else loader.linear("lm_head"),
+            mtp=None if spec.mtp is None else loader.mtp(spec, spec.mtp),
+            norm_bias=loader.optional_vector("model.norm.bias"),
+        )

@@ -4,11 +4,14 @@ Does not know that speculation exists: it gets rows with positions and parents, 
 sequence and computes them; the caller keeps or drops them. One thread calls it.
 """
 
+from __future__ import annotations
+
 import time
 from collections import OrderedDict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,15 +22,17 @@ from coli.kernels.tape import PHASES, Tape
 from coli.model.attention import Attention, Paths, Rotation, row_paths
 from coli.model.config import ModelSpec
 from coli.model.kv_cache import STEP, KVCache
-from coli.model.latent_attention import LatentAttention
 from coli.model.layer_copies import LayerCopies
 from coli.model.layers import Buffers, Machine, Mlp, Projection, Rows, norm, scaled_add, tile_padded
 from coli.model.loader import LatentWeights, LayerWeights, ModelWeights, MoeWeights
-from coli.model.moe import Experts, Moe
-from coli.model.mtp import MtpHead, MtpMemory
 from coli.model.program import Guess, Ints, Program, RowInputs, SparsePoint
 from coli.model.rotary import rope_frequencies
 from coli.model.sight import DenseInput, ExpertInputs, Look, Sight
+
+if TYPE_CHECKING:  # what a model does not have is not imported either
+    from coli.model.latent_attention import LatentAttention
+    from coli.model.moe import Experts, Moe
+    from coli.model.mtp import MtpHead
 
 MAX_TREE_ROWS = 64  # more rows than one verify has are a chain, which needs no paths
 MAX_PROGRAMS = 80  # tapes kept, one per number of rows and cache shape
@@ -56,13 +61,18 @@ class Layer:
         )
         self._attention: Attention | LatentAttention
         if isinstance(weights.attention, LatentWeights):
+            from coli.model.latent_attention import LatentAttention
+
             self._attention = LatentAttention(spec, weights.spec, weights.attention)
         else:
             self._attention = Attention(spec, weights.spec, weights.attention)
-        self._mlp: Mlp | Moe
+        self._mlp: Mlp | None = None
+        self._moe: Moe | None = None
         if isinstance(weights.mlp, MoeWeights):
+            from coli.model.moe import Moe
+
             assert residency is not None
-            self._mlp = Moe(spec, weights.spec.layer_idx, weights.mlp, residency)
+            self._moe = Moe(spec, weights.spec.layer_idx, weights.mlp, residency)
         else:
             self._mlp = Mlp(weights.mlp)
 
@@ -73,21 +83,22 @@ class Layer:
         norm(hidden, *self._norms[0], self._eps, normed, threads)
         scaled_add(hidden, self._attention(machine, normed, program, rotation), self._multiplier, threads)
         norm(hidden, *self._norms[1], self._eps, normed, threads)
-        if isinstance(self._mlp, Moe):
-            self._mlp(machine, normed, hidden, program)
+        if self._moe is not None:
+            self._moe(machine, normed, hidden, program)
         else:
+            assert self._mlp is not None
             scaled_add(hidden, self._mlp(machine, normed), self._multiplier, threads)
 
     @property
     def is_sparse(self) -> bool:
-        return isinstance(self._mlp, Moe)
+        return self._moe is not None
 
     def guess(self, machine: Machine, hidden: Rows) -> Ints:
         """Record a sparse layer's router on hidden (S, H) of an earlier one: expert_ids (S, A)."""
-        assert isinstance(self._mlp, Moe)
+        assert self._moe is not None
         normed = machine.buffers.rows("guess_normed", *hidden.shape)
         norm(hidden, *self._norms[1], self._eps, normed, machine.threads_for(hidden.size))
-        return self._mlp.guess(machine, normed)
+        return self._moe.guess(machine, normed)
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,6 +131,8 @@ class Transformer:
         self._forgotten_cycles = np.zeros(len(PHASES), np.int64)  # of programs that were dropped
         self.mtp: MtpHead | None = None
         if weights.mtp is not None:
+            from coli.model.mtp import MtpHead
+
             self.mtp = MtpHead(self, weights.mtp, Layer(spec, weights.mtp.layer, residency), self._machine)
 
     def forward(
@@ -173,6 +186,8 @@ class Transformer:
 
     def _tell(self, head: MtpHead, groups: Sequence[RowGroup], hidden: Rows, prefill: bool) -> None:
         """Hand the rows of each sequence to what its MTP head keeps."""
+        from coli.model.mtp import MtpMemory
+
         at = 0
         for group in groups:
             count, memory = len(group.token_ids), group.cache.follower

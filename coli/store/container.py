@@ -7,8 +7,9 @@ holds what the spec needs. Digests are not verified here.
 
 import contextlib
 import mmap
+import os
 import shlex
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -16,8 +17,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from coli.errors import CheckpointError, NotConvertedError, OptionError
-from coli.store import syscalls
+from coli.errors import CheckpointError, NotConvertedError, OptionError, ReadError
 from coli.store.layout import RECORD_ALIGNMENT, Kind, MatrixShape, RecordPart, lay_out_record
 from coli.store.manifest import MANIFEST, Manifest, container_fingerprint, expert_tensor_name, packed_tensors
 from coli.store.safetensors_file import SafetensorsHeader, TensorInfo, read_header
@@ -96,10 +96,27 @@ class Container:
         raw = self._data[tensor.start : tensor.end]
         return raw.view(_DTYPES[tensor.dtype]).reshape(tensor.shape)
 
-    def unmap_pages(self) -> None:
-        """Let go of the dense file's pages read so far; they are mapped again when touched, from the page cache."""
-        with contextlib.suppress(OSError):
-            syscalls.madvise(int(self._data.ctypes.data), self._data.nbytes, syscalls.MADV_DONTNEED)
+    @contextlib.contextmanager
+    def reading(self) -> Iterator[Callable[[str, NDArray[np.uint8]], None]]:
+        """Gives read(name, target): a raw tensor of the dense file into memory of its size, past the mapping, whose
+        pages would count twice and cost a page fault each. Raises ReadError."""
+        path = self.path / DENSE_FILE
+        with path.open("rb", buffering=0) as file:
+
+            def read(name: str, target: NDArray[np.uint8]) -> None:
+                tensor = self._dense.tensors[name]
+                assert target.nbytes == tensor.end - tensor.start
+                done = 0
+                while done < target.nbytes:  # the system reads at most 2 GiB at once
+                    try:
+                        count = os.preadv(file.fileno(), [target[done:].data], tensor.start + done)
+                    except OSError as problem:
+                        raise ReadError(f"{path}: tensor {name}: {problem.strerror}") from None
+                    if count == 0:
+                        raise ReadError(f"{path}: ends within tensor {name}: it has been cut since it was opened")
+                    done += count
+
+            yield read
 
     def has(self, name: str) -> bool:
         """Whether there is a matrix or vector of this full tensor name (`....weight`, `....bias`)."""

@@ -8,6 +8,7 @@ Errors name file and line; a template that refuses a conversation is TemplateRef
 from __future__ import annotations
 
 import datetime
+import functools
 import json
 import threading
 import traceback
@@ -122,7 +123,6 @@ class ChatTemplate:
         environment.globals.update(raise_exception=_raise_exception, strftime_now=_strftime_now)
         try:
             self._template = environment.from_string(source)
-            self._variables = jinja2.meta.find_undeclared_variables(environment.parse(source))
         except jinja2.TemplateSyntaxError as error:
             raise ChatTemplateError(f"{place}: line {error.lineno}: {error.message}") from None
         except RecursionError:
@@ -136,6 +136,11 @@ class ChatTemplate:
             return None
         path = folder / "tokenizer_config.json"
         return cls(found[0], found[1], named_tokens(read_json_object(path) or {}, path))
+
+    @functools.cached_property
+    def _variables(self) -> set[str]:
+        """What the template asks for."""
+        return jinja2.meta.find_undeclared_variables(self._template.environment.parse(self.source))
 
     @property
     def knows_thinking(self) -> bool:

@@ -104,7 +104,7 @@ def machine_findings(machine: Machine) -> Iterator[Finding]:
     else:
         yield found(
             "threads", "warning", f"the {machine.layer} layer: a kernel launch costs 50 us and more instead of 1 us",
-            "see libgomp" if not machine.openmp else "reinstall numba from its wheel, which has the omp layer",
+            "see libgomp",
         )  # fmt: skip
     if not machine.openmp and platform.system() == "Linux":
         remedy = "install it: apt-get install libgomp1, dnf install libgomp, apk add libgomp"

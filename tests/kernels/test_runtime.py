@@ -10,10 +10,11 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from llvmlite import binding
 
 from coli.errors import OptionError
-from coli.kernels import precompile, runtime
+from coli.kernels import code_cache, precompile, runtime
+from coli.kernels.elementwise import count_bad
+from coli.kernels.target import Target, ask_llvm, choose_target
 
 REPORT = """
 import json, sys
@@ -47,11 +48,74 @@ def test_the_cache_is_cold_once(tmp_path):
 def test_a_damaged_cache_is_compiled_anew(tmp_path):
     folder = str(tmp_path / "cache")
     run("auto", folder)
-    index, code = sorted(tmp_path.rglob("*.nbi")), sorted(tmp_path.rglob("*.nbc"))
-    index[0].write_bytes(index[0].read_bytes()[:40])
-    code[-1].write_bytes(b"no pickle")
+    whole = {path: path.read_bytes() for path in tmp_path.rglob("*.code")}
+    assert len(whole) == 3  # the launcher, what its threads do, and the stage
+    for path, damage in zip(
+        whole, (lambda code: code[:900], lambda code: code[:-9] + bytes(9), lambda code: b""), strict=True
+    ):
+        path.write_bytes(damage(whole[path]))
     assert run("auto", folder)[0] == [False, False, None, os.cpu_count(), [3.0]]
-    assert code[-1].stat().st_size > 1000
+    assert {path: len(path.read_bytes()) for path in whole} == {path: len(code) for path, code in whole.items()}
+
+
+def test_the_processor_is_remembered_and_asked_where_that_is_damaged(tmp_path):
+    here = ask_llvm()
+    assert code_cache.host_target(tmp_path) == here
+    (remembered,) = tmp_path.iterdir()
+    assert code_cache.host_target(tmp_path) == here
+    remembered.write_text("one line\n")
+    assert code_cache.host_target(tmp_path) == here
+    assert code_cache.host_target(None) == here
+
+
+LOADED = """
+import sys
+from coli.kernels import runtime
+runtime.configure(*sys.argv[1:3])
+from coli.kernels.catalog import ALL
+for stage in ALL:
+    stage.address
+runtime.launcher().routine.address
+print(runtime.threading_layer(), [name for name in ("numba", "llvmlite", "coli.kernels.simd") if name in sys.modules])
+"""
+
+
+def test_what_is_in_the_cache_is_loaded_without_numba():
+    """All stages: machine code must refer to nothing that only numba has."""
+    settings = [os.environ.get("COLI_SIMD", "auto"), *filter(None, [os.environ.get("COLI_KERNEL_CACHE")])]
+    for expected in (None, "[]"):  # what is missing is compiled by the first process
+        done = subprocess.run(
+            [sys.executable, "-c", LOADED, *settings],
+            capture_output=True, text=True, timeout=300,
+        )  # fmt: skip
+        assert done.returncode == 0, done.stderr[-2000:]
+        layer, _, loaded = done.stdout.strip().partition(" ")
+        if expected and layer == "omp":
+            assert loaded == expected
+
+
+QUEUE = REPORT.replace("runtime.configure(", "runtime._openmp = lambda: None\nruntime.configure(").replace(
+    "bad = count_bad(np.full((1, 3), np.nan, np.float32)).tolist()",
+    "queued = int(runtime.threading_layer() == 'workqueue')\n"
+    "bad = [queued, *count_bad(np.full((9, 3), np.nan, np.float32), 4).tolist()]",
+)
+
+
+def test_the_queue_runs_every_part_once(tmp_path):
+    """4 parts on 2 threads."""
+    done = subprocess.run(
+        [sys.executable, "-c", QUEUE, json.dumps(["auto", str(tmp_path), 2])],
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout)[4] == [1, *[3.0] * 9]
+
+
+@pytest.mark.parametrize("threads", [2, 3, 7])
+def test_a_launch_runs_every_part_once_whatever_the_pool_has(threads):
+    assert count_bad(np.full((11, 3), np.nan, np.float32), threads).tolist() == [3.0] * 11
 
 
 def test_threads_are_taken_as_given(tmp_path):
@@ -82,16 +146,18 @@ def full_disk(folder: Path) -> None:
 
 
 def test_without_any_folder_kernels_are_compiled_at_every_start(monkeypatch, tmp_path):
-    monkeypatch.setattr(runtime, "_state", runtime._State())
-    monkeypatch.setattr(runtime, "_private_folder", full_disk)
+    monkeypatch.setattr(code_cache, "_private_folder", full_disk)
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
-    assert runtime._choose_cache(tmp_path) is None
-    note = f"kernel cache: {tmp_path}: No space left on device; nor can a temporary folder be written: kernels are"
-    assert runtime._state.cache_note.startswith(note)
+    folder, note = code_cache.choose_folder(tmp_path)
+    assert folder is None
+    begin = f"kernel cache: {tmp_path}: No space left on device; nor can a temporary folder be written: kernels are"
+    assert note.startswith(begin)
 
 
 def test_kernels_run_without_a_cache(tmp_path):
-    script = REPORT.replace("runtime.configure(", "runtime._choose_cache = lambda folder: None\nruntime.configure(")
+    script = REPORT.replace(
+        "runtime.configure(", "runtime.choose_folder = lambda folder: (None, None)\nruntime.configure("
+    )
     done = subprocess.run(
         [sys.executable, "-c", script, "[]"], capture_output=True, text=True, timeout=300,
         env={**os.environ, "HOME": str(tmp_path)},
@@ -104,13 +170,12 @@ def test_kernels_run_without_a_cache(tmp_path):
 
 def test_an_unknown_path_is_refused():
     with pytest.raises(OptionError, match=r"simd: expected auto, avx512, avx2, generic, found 'sse'"):
-        runtime._choose_simd("sse")
+        choose_target("sse", ask_llvm)
 
 
-def test_a_path_the_processor_lacks_is_refused(monkeypatch):
-    monkeypatch.setattr(binding, "get_host_cpu_features", lambda: {"avx2": True, "fma": True})
+def test_a_path_the_processor_lacks_is_refused():
     with pytest.raises(OptionError, match=r"simd: avx512 needs avx512f, .*avx512vnni.* lacks; use auto or generic"):
-        runtime._choose_simd("avx512")
+        choose_target("avx512", lambda: Target("old", "+avx2,+fma,-avx512f"))
 
 
 def test_the_first_configuration_decides_for_the_process():
@@ -146,12 +211,11 @@ def test_arguments_keep_integers_and_floats():
 
 COMPILE = """
 import json, sys
-from coli.kernels import precompile, runtime
+from coli.kernels import runtime
 runtime.configure("auto", sys.argv[1])
-from coli.kernels.microkernel import TILE
-from coli.kernels.outer import OUTER
+from coli.kernels.loops import OUTER, TILE
 TILE.address, OUTER.address
-code = TILE._compiled._library.get_asm_str()
+code = runtime._compiler().assembly(TILE.function, TILE.arguments)
 print(json.dumps([runtime.simd_path(), code.count("vpdpbusd"), code.count("zmm"), code.count("ymm")]))
 """
 

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from coli.convert import ConvertOptions, convert
-from coli.errors import CheckpointError, ColiError, NotConvertedError, OptionError
+from coli.errors import CheckpointError, ColiError, NotConvertedError, OptionError, ReadError
 from coli.model.tensors import container_spec
 from coli.store.container import Container
 from coli.store.layout import Kind
@@ -73,12 +73,27 @@ def test_tensor_names_and_arrays_cover_the_dense_file(pristine: Path) -> None:
     assert header_bytes + total == (pristine / "dense.safetensors").stat().st_size
 
 
-def test_unmapped_pages_come_back_when_touched(pristine: Path) -> None:
+def test_tensors_are_read_as_they_are_mapped(pristine: Path) -> None:
     container = Container.open(pristine)
-    arrays = {name: container.array(name) for name in container.tensor_names()}
-    before = {name: array.copy() for name, array in arrays.items()}
-    container.unmap_pages()
-    assert all(np.array_equal(arrays[name], before[name]) for name in arrays)
+    with container.reading() as read:
+        for name in container.tensor_names():
+            mapped = container.array(name).reshape(-1).view(np.uint8)
+            target = np.empty(mapped.nbytes, np.uint8)
+            read(name, target)
+            assert np.array_equal(target, mapped)
+
+
+def test_a_file_cut_after_it_was_opened_is_named(model: Path) -> None:
+    container = Container.open(model)
+    last = container.tensor_names()[-1]
+    target = np.empty(container.array(last).nbytes, np.uint8)
+    dense = model / "dense.safetensors"
+    os.truncate(dense, dense.stat().st_size - 1)
+    with (
+        container.reading() as read,
+        pytest.raises(ReadError, match=rf"dense.safetensors: ends within tensor {last}: "),
+    ):
+        read(last, target)
 
 
 def test_kinds_are_the_numbers_of_the_kernels() -> None:

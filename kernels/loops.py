@@ -1,0 +1,11 @@
+"""The three inner loops as routines other kernels call by address; they are written in LLVM IR, which nobody needs who
+finds them compiled."""
+
+from coli.kernels.deferred import later
+from coli.kernels.runtime import Routine, caller
+
+TILE, call_tile = Routine(later("microkernel", "run_tile"), 8), caller(8)
+OUTER, call_outer = Routine(later("outer", "run_outer"), 14), caller(14)
+PANEL, call_panel = Routine(later("panel", "run_panel"), 11), caller(11)
+has_panel = later("panel", "has_panel")
+MOST_BLOCKS = 8  # of 16 vectors, in one call of PANEL
