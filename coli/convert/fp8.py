@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from coli.convert.source import SourceTensor
 from coli.errors import CheckpointError, UnsupportedModelError
-from coli.model.config import ConfigReader
+from coli.model.config import MAX_SIZE, ConfigReader
 
 E4M3 = "F8_E4M3"
 SCALES = "_scale_inv"
@@ -61,17 +61,18 @@ class ScaledTensor:
     def read_rows(self, start: int, stop: int) -> NDArray[np.float32]:
         rows, cols = self.block
         first = start // rows
-        scales = self.scales.read_rows(first, -(-stop // rows)).repeat(rows, axis=0).repeat(cols, axis=1)
-        scales = scales[start - first * rows : stop - first * rows, : self.shape[1]]
-        return self.bytes.read_rows(start, stop) * scales
+        scales = self.scales.read_rows(first, -(-stop // rows))
+        row_blocks, col_blocks = np.arange(start, stop) // rows - first, np.arange(self.shape[1]) // cols
+        return self.bytes.read_rows(start, stop) * scales[np.ix_(row_blocks, col_blocks)]
 
 
 def block_size(config: Mapping[str, Any], path: Path) -> tuple[int, int]:
     """weight_block_size of the quantization_config."""
-    reader = ConfigReader(config.get("quantization_config") or {}, path, "quantization_config")
+    table = ConfigReader(config, path).table("quantization_config") or {}
+    reader = ConfigReader(table, path, "quantization_config")
     found = reader.integers("weight_block_size") or BLOCK
-    if len(found) != 2 or min(found) < 1:
-        raise reader.wrong("weight_block_size", "two numbers above 0", list(found))
+    if len(found) != 2 or not 1 <= min(found) <= max(found) <= MAX_SIZE:
+        raise reader.wrong("weight_block_size", f"two numbers from 1 to {MAX_SIZE}", list(found))
     return found[0], found[1]
 
 

@@ -42,6 +42,7 @@ from coli.store.layout import Kind
 from coli.text.gguf_tokenizer import tokenizer_files
 
 _ROPE = (ROPE_FREQS, ROPE_LONG, ROPE_SHORT)
+MAX_NAME = 200  # characters kept of a model's name
 _SPLIT = re.compile(r"(?P<stem>.+)-(?P<number>\d{5})-of-(?P<count>\d{5})\.gguf")
 
 
@@ -73,9 +74,8 @@ class GgufSource:
         rope = {name: _rope_vector(holders[name], name) for name in _ROPE if name in holders}
         config, unknown = _config(metadata, shapes, rope)
         if unknown:
-            self.notices.append(
-                f"{paths[0].name}: metadata keys that coli does not know are ignored: {', '.join(unknown)}"
-            )
+            named = ", ".join(key[:80] for key in unknown[:20]) + (", ..." if len(unknown) > 20 else "")
+            self.notices.append(f"{paths[0].name}: metadata keys that coli does not know are ignored: {named}")
         query, key = config["num_attention_heads"], config["num_key_value_heads"]
         heads = Heads(query, key, config.get("head_dim", 1), architecture.permuted)
         if "long_factor" in (config["rope_scaling"] or {}):  # elsewhere these two are left over, and refused
@@ -88,7 +88,7 @@ class GgufSource:
         self.config_text = json.dumps(config, indent=1, ensure_ascii=False).encode()
         self.description: Mapping[str, Any] = {
             "format": "gguf",
-            "name": str(values.get(Keys.General.NAME, paths[0].stem)),
+            "name": name[:MAX_NAME] if isinstance(name := values.get(Keys.General.NAME), str) else paths[0].stem,
             "architecture": metadata.architecture,
             "files": [path.name for path in paths],
         }

@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 
 from coli.convert.gguf_file import Value
 from coli.errors import CheckpointError, UnsupportedModelError
+from coli.model.config import MAX_LAYERS, MAX_SIZE
 
 ROPE_FREQS = "rope_freqs.weight"
 ROPE_LONG, ROPE_SHORT = "rope_factors_long.weight", "rope_factors_short.weight"
@@ -99,8 +100,8 @@ class Metadata:
         self.asked.add(key)
         return self.values.get(key)
 
-    def integer(self, name: str, default: int | None = None, minimum: int = 1) -> int:
-        """The whole number under `name`; an array of one value per layer counts when all are equal."""
+    def integer(self, name: str, default: int | None = None, minimum: int = 1, maximum: int = MAX_SIZE) -> int:
+        """The whole number under `name`, within minimum..maximum; one value per layer counts when all are equal."""
         value = self.get(name)
         if value is None:
             return self._absent(name, default)
@@ -112,6 +113,8 @@ class Metadata:
             value = value[0]
         if type(value) is not int or value < minimum:
             raise self.wrong(name, f"a whole number from {minimum} on", value)
+        if value > maximum:
+            raise self.wrong(name, f"{minimum}..{maximum}", value)
         return value
 
     def number(self, name: str, default: float | None = None) -> float:
@@ -218,7 +221,7 @@ def trunk(metadata: Metadata, shapes: Shapes) -> dict[str, Any]:
         "vocab_size": embedding[0],
         "hidden_size": hidden_size,
         "intermediate_size": metadata.integer(Keys.LLM.FEED_FORWARD_LENGTH),
-        "num_hidden_layers": metadata.integer(Keys.LLM.BLOCK_COUNT),
+        "num_hidden_layers": metadata.integer(Keys.LLM.BLOCK_COUNT, maximum=MAX_LAYERS),
         "num_attention_heads": num_heads,
         "num_key_value_heads": metadata.integer(Keys.Attention.HEAD_COUNT_KV, default=num_heads),
         "head_dim": key_length,

@@ -17,6 +17,7 @@ from coli.convert.gguf_config import (
     unknown_keys,
 )
 from coli.errors import CheckpointError, UnsupportedModelError
+from coli.model.config import MAX_LAYERS
 
 DEEPSEEK = ("deepseek2", "glm-dsa", "glm4moe")
 _NEXTN = "{arch}.nextn_predict_layers"
@@ -39,13 +40,14 @@ def deepseek_config(metadata: Metadata, shapes: Shapes, rope: RopeVectors) -> tu
     embedding = shapes.get("token_embd.weight")
     if embedding is None or len(embedding) != 2:
         raise CheckpointError(f"{metadata.path}: tensor token_embd.weight is missing")
-    nextn = metadata.integer(_NEXTN, default=0, minimum=0)
+    nextn = metadata.integer(_NEXTN, default=0, minimum=0, maximum=MAX_LAYERS)
     num_heads = metadata.integer(Keys.Attention.HEAD_COUNT)
     config: dict[str, Any] = {
         "vocab_size": embedding[0],
         "hidden_size": metadata.integer(Keys.LLM.EMBEDDING_LENGTH),
         "intermediate_size": metadata.integer(Keys.LLM.FEED_FORWARD_LENGTH),
-        "num_hidden_layers": metadata.integer(Keys.LLM.BLOCK_COUNT, minimum=nextn + 1) - nextn,
+        "num_hidden_layers": metadata.integer(Keys.LLM.BLOCK_COUNT, minimum=nextn + 1, maximum=nextn + MAX_LAYERS)
+        - nextn,
         "num_nextn_predict_layers": nextn,
         "num_attention_heads": num_heads,
         "num_key_value_heads": num_heads,

@@ -178,7 +178,7 @@ def shards_of(folder: Path, found: Sequence[str]) -> list[str]:
     if SINGLE in found:
         return [SINGLE]
     if _follow(folder / INDEX):
-        return sorted(set(_weight_map(folder).values()))
+        return sorted(set(weight_map(folder).values()))
     return _numbered_shards(folder, found)
 
 
@@ -206,18 +206,18 @@ def _instead_of_weights(folder: Path, found: Iterable[str]) -> str:
     return f"expected {SINGLE} or {INDEX}: {_download(folder)}"
 
 
-def _weight_map(folder: Path) -> Mapping[str, str]:
+def weight_map(folder: Path) -> Mapping[str, str]:
     """Tensor name -> shard name, from the index."""
-    weight_map = read_object(folder / INDEX, MAX_INDEX_BYTES).get("weight_map")
-    if not isinstance(weight_map, dict) or not weight_map:
-        found = "none" if weight_map in (None, {}) else f"a {type(weight_map).__name__}"
+    shards = read_object(folder / INDEX, MAX_INDEX_BYTES).get("weight_map")
+    if not isinstance(shards, dict) or not shards:
+        found = "none" if shards in (None, {}) else f"a {type(shards).__name__}"
         raise CheckpointError(
             f"{folder / INDEX}: weight_map: expected an object of tensor names, found {found}: download the file again"
         )
-    for tensor, name in weight_map.items():
+    for tensor, name in shards.items():
         if not isinstance(name, str) or Path(name).name != name or not name.endswith(".safetensors"):
             raise CheckpointError(f"{folder / INDEX}: weight_map: {tensor}: {name!r} is no safetensors file name")
-    return weight_map
+    return shards
 
 
 def _tensors_by_name(files: Iterable[SafetensorsFile]) -> Mapping[str, HuggingFaceTensor]:
@@ -235,7 +235,7 @@ def _check_index(folder: Path, tensors: Mapping[str, HuggingFaceTensor], names: 
     """Every tensor of the index must be in the shard it names (stray files of another download would not be)."""
     if names == [SINGLE] or not (folder / INDEX).is_file():
         return
-    for name, shard in _weight_map(folder).items():
+    for name, shard in weight_map(folder).items():
         if name not in tensors or tensors[name].file.header.path.name != shard:
             raise CheckpointError(f"{folder / INDEX}: tensor {name} is not in {shard}: {_download(folder)}")
 

@@ -5,6 +5,7 @@ They are resolved: no alias, default or derived value is left for a reader to wo
 """
 
 import math
+import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -223,8 +224,8 @@ class ConfigReader:
         """The list of finite numbers above 0 under `key`, empty if absent or null."""
         values = self._list(key)
         for value in values:
-            if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 < value < math.inf:
-                raise self.wrong(key, "a list of numbers above 0", values)
+            if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 < value <= sys.float_info.max:
+                raise self.wrong(key, "a list of finite numbers above 0", values)
         return tuple(float(value) for value in values)
 
     def table(self, key: str) -> Mapping[str, Any] | None:

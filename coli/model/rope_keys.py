@@ -110,6 +110,8 @@ def _longrope(reader: ConfigReader, rope: ConfigReader, theta: float, head_dim: 
         "original_max_position_embeddings",
         default=reader.integer("original_max_position_embeddings", default=longest),
     )
+    if original < 2:
+        raise rope.wrong("original_max_position_embeddings", "at least 2", original)
     short, long = rope.numbers("short_factor"), rope.numbers("long_factor")
     for key, factors in (("short_factor", short), ("long_factor", long)):
         if len(factors) != head_dim // 2:

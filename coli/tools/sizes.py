@@ -16,10 +16,9 @@ from coli.store.container import Container
 from coli.store.layout import TILE_ROWS, Kind, MatrixShape, lay_out_record, round_up
 from coli.store.manifest import MANIFEST
 from coli.store.safetensors_file import read_header
-from coli.store.strict_json import parse_object, read_object, read_text_file
+from coli.store.strict_json import parse_object, read_text_file
 
 INDEX = "model.safetensors.index.json"
-MAX_INDEX_BYTES = 256 << 20
 EMBEDDING = "model.embed_tokens.weight"
 
 
@@ -71,7 +70,9 @@ def model_sizes(path: Path) -> ModelSizes:
     weights = tuple(sorted(path.glob("*.safetensors")))
     what = "Hugging Face folder" if weights else "config.json alone"
     if (path / INDEX).is_file():
-        spec = stored_spec(spec, set(read_object(path / INDEX, MAX_INDEX_BYTES).get("weight_map") or ()))
+        from coli.convert.hf import weight_map
+
+        spec = stored_spec(spec, weight_map(path).keys())
     elif weights:
         spec = stored_spec(spec, {name for shard in weights for name in read_header(shard).tensors})
     method = (config.get("quantization_config") or {}).get("quant_method")

@@ -105,6 +105,14 @@ def test_what_is_no_model_is_status_2(coli, tmp_path: Path, what):
     assert done.err.count("\n") == 1
 
 
+def test_an_index_of_wrong_type_is_named(coli, tmp_path):
+    shutil.copyfile(ORACLE / "olmoe-base" / "config.json", tmp_path / "config.json")
+    (tmp_path / "model.safetensors.index.json").write_text('{"weight_map": 5}')
+    done = coli("plan", "--no-probe", tmp_path)
+    assert done.status == 1
+    assert "index.json: weight_map: expected an object" in done.err
+
+
 def test_an_unknown_family_is_refused_by_name(coli, tmp_path):
     config = json.loads((ORACLE / "olmoe-base" / "config.json").read_text()) | {"model_type": "newmoe"}
     (tmp_path / "config.json").write_text(json.dumps(config))

@@ -363,6 +363,17 @@ def test_absurd_counts_in_the_config_stay_cheap(run: Run, single: Path) -> None:
         ({"hidden_size": "wide"}, CheckpointError, "hidden_size: expected a whole number, found 'wide'"),
         ({"num_experts_per_tok": 9}, CheckpointError, "num_experts_per_tok: expected 1..8, found 9"),
         ({"quantization_config": {"quant_method": "awq"}}, UnsupportedModelError, "quantization_config 'awq'"),
+        ({"quantization_config": "fp8"}, CheckpointError, "quantization_config: expected an object, found 'fp8'"),
+        (
+            {"rope_scaling": {"type": "longrope", "short_factor": [10**400]}},
+            CheckpointError,
+            "short_factor: expected a",
+        ),
+        (
+            {"rope_scaling": {"type": "longrope", "factor": 4.0, "original_max_position_embeddings": 1}},
+            CheckpointError,
+            "rope_scaling.original_max_position_embeddings: expected at least 2, found 1",
+        ),
     ],
 )
 def test_bad_configs_are_refused_with_the_key(

@@ -78,6 +78,13 @@ def test_fp8_is_its_numbers_times_the_scale_of_the_block(tmp_path: Path, block: 
     assert converted(eight) == converted(plain)
 
 
+def test_blocks_larger_than_any_matrix_cost_no_memory(tmp_path: Path) -> None:
+    eight, plain = checkpoints(tmp_path, (2**31 - 1, 2**31 - 1))
+    assert converted(eight) == converted(plain)
+    edit_config(eight, quantization_config={"quant_method": "fp8", "weight_block_size": [2**31, 128]})
+    assert "weight_block_size: expected two numbers from 1 to 2147483647" in refusal(eight)
+
+
 def refusal(source: Path) -> str:
     with pytest.raises(ColiError) as raised:
         converted(source)

@@ -8,7 +8,7 @@ import gguf
 import numpy as np
 import pytest
 from convert.checkpoints import FIXTURES, ORACLE, Tensors, read_tensors, stored_expert, stored_matrix
-from convert.gguf_models import Encode, gguf_tensors, metadata_of, permute, write, write_fixture
+from convert.gguf_models import ARCHITECTURES, Encode, gguf_tensors, metadata_of, permute, write, write_fixture
 from gguf import GGMLQuantizationType as Type
 
 from coli.convert import ConvertReport
@@ -282,6 +282,7 @@ def test_an_integer_tensor_is_refused_by_type(tmp_path: Path, run: Run):
         ({"qwen3__block_count": None}, CheckpointError, "qwen3.block_count is missing"),
         ({"qwen3__block_count": "many"}, CheckpointError, "qwen3.block_count"),
         ({"qwen3__attention__head_count": 0}, CheckpointError, "qwen3.attention.head_count"),
+        ({"qwen3__embedding_length": 2**32 - 1}, CheckpointError, "qwen3.embedding_length: expected 1..2147483647"),
         ({"qwen3__attention__head_count_kv": [2, 2, 1]}, UnsupportedModelError, "differs from layer to layer"),
         ({"qwen3__attention__value_length": 64}, UnsupportedModelError, "qwen3.attention.value_length"),
         ({"qwen3__attention__sliding_window": 128}, UnsupportedModelError, "qwen3.attention.sliding_window"),
@@ -298,6 +299,26 @@ def test_what_the_metadata_asks_for_and_coli_cannot_is_named(
     changes: dict[str, object], error: type[ColiError], expected: str, tmp_path: Path, run: Run
 ):
     refuse(run, write_fixture(tmp_path / "m.gguf", "qwen3-base", **changes), error, expected)
+
+
+@pytest.mark.parametrize("fixture", ["qwen3_moe-padvocab", "qwen2_moe-sparse-step"])
+def test_absurd_layer_counts_are_refused_at_once(fixture: str, tmp_path: Path, run: Run):
+    arch = ARCHITECTURES[fixture.split("-")[0]]
+    path = write_fixture(tmp_path / "m.gguf", fixture, **{f"{arch}__block_count": 2**32 - 1})
+    refuse(run, path, CheckpointError, f"{arch}.block_count: expected 1..1024, found 4294967295")
+
+
+def test_metadata_of_any_length_makes_short_lines_and_names(tmp_path: Path, run: Run):
+    keys = {f"qwen3__{'k' * 500}{number}": number for number in range(500)}
+    run(write_fixture(tmp_path / "m.gguf", "qwen3-base", general__name="n" * 100_000, **keys))
+    (line,) = run.notices  # type: ignore[attr-defined]
+    assert len(line) < 2500
+    assert json.loads((tmp_path / "model" / "coli.json").read_text())["source"]["name"] == "n" * 200
+
+
+def test_a_name_that_is_no_text_is_not_used(tmp_path: Path, run: Run):
+    run(write_fixture(tmp_path / "m.gguf", "qwen3-base", general__name=["a"] * 1000))
+    assert json.loads((tmp_path / "model" / "coli.json").read_text())["source"]["name"] == "m"
 
 
 def test_unknown_keys_are_told_once(tmp_path: Path, run: Run):
