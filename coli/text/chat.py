@@ -113,6 +113,8 @@ class ChatTemplate:
     """A compiled template and where it came from."""
 
     def __init__(self, source: str, place: str, special_tokens: Mapping[str, str] | None = None):
+        if len(source) > TEMPLATE_CAP:
+            raise ChatTemplateError(f"{place}: longer than {TEMPLATE_CAP} characters")
         self.place = place
         self.source = source
         self._special_tokens = dict(special_tokens or {})
@@ -209,25 +211,22 @@ def _find(folder: Path) -> tuple[str, str] | None:
         path = folder / name
         field = (read_json_object(path) or {}).get("chat_template")
         if field is not None:
-            return _default_of(field, path), f"{path}: chat_template"
+            place = f"{path}: chat_template"
+            return default_of(field, place), place
     return None
 
 
-def _default_of(field: object, path: Path) -> str:
-    """chat_template is text, or a list of {"name", "template"} of which "default" (or the only one) is meant."""
+def default_of(field: object, place: str) -> str:
+    """The template meant by the chat_template at `place`: text, or the "default" (or only) one of a list."""
     if isinstance(field, list):
         named = {}
         for entry in field:
             if not isinstance(entry, dict) or not all(isinstance(entry.get(k), str) for k in ("name", "template")):
-                raise TokenizerError(f"{path}: chat_template: expected entries with name and template")
+                raise TokenizerError(f"{place}: expected entries with name and template")
             named[entry["name"]] = entry["template"]
         if "default" not in named and len(named) != 1:
-            raise TokenizerError(
-                f"{path}: chat_template: no template named default, found {', '.join(named) or 'none'}"
-            )
+            raise TokenizerError(f"{place}: no template named default, found {', '.join(named) or 'none'}")
         field = named.get("default", next(iter(named.values())))
     if not isinstance(field, str):
-        raise TokenizerError(f"{path}: chat_template: expected text or a list, found {type_name(field)}")
-    if len(field) > TEMPLATE_CAP:
-        raise TokenizerError(f"{path}: chat_template: longer than {TEMPLATE_CAP} characters")
+        raise TokenizerError(f"{place}: expected text or a list, found {type_name(field)}")
     return field

@@ -71,5 +71,9 @@ def named_tokens(settings: dict[str, Any], path: Path) -> dict[str, str]:
             continue
         if not isinstance(value, str):
             raise TokenizerError(f"{path}: {field}: expected text or an object with content, found {type_name(value)}")
+        if not value.isascii() and any("\ud800" <= char <= "\udfff" for char in value):
+            raise TokenizerError(
+                f"{path}: {field}: expected Unicode text, found half of a surrogate pair in {value!r:.60}"
+            )
         named[field] = value
     return named

@@ -18,14 +18,16 @@ from typing import Any, TypeVar
 import tokenizers
 
 from coli.errors import TokenizerError, UnsupportedModelError
-from coli.text.chat import ChatTemplate
+from coli.text.chat import ChatTemplate, default_of
 from coli.text.gguf_splitters import SPLITTERS, Component, Splitter
+from coli.text.tokenizer import library_fault
 
 _T = TypeVar("_T")
 
 MAX_TOKENS = 1 << 22
+MAX_TOKEN_LENGTH = 1 << 12  # characters; runs of spaces reach some hundreds
 _SPACE = "\u2581"  # SentencePiece's visible space
-_PADDING = re.compile(r"\[PAD(\d+)\]")
+_PADDING = re.compile(r"\[PAD(\d{1,9})\]")
 # Texts of control tokens that end an answer, whether or not the metadata names their ids.
 _ENDS = frozenset(
     ("<|eot_id|>", "<|eom_id|>", "<|im_end|>", "<|end|>", "<|endoftext|>", "<|end_of_text|>", "<end_of_turn>", "<EOT>",
@@ -81,10 +83,8 @@ def _try(text: str, place: object) -> None:
     """TokenizerError if the library does not take what was made, before a model is written around it."""
     try:
         tokenizers.Tokenizer.from_str(text)
-    except BaseException as error:  # bare Exception, or PanicException, which is no Exception
-        if isinstance(error, KeyboardInterrupt | SystemExit | MemoryError):
-            raise
-        reason = " ".join(str(error).split())[:200]
+    except BaseException as error:
+        reason = library_fault(error)
         raise TokenizerError(f"{place}: not a usable vocabulary ({reason}); download the file again") from None
 
 
@@ -103,6 +103,10 @@ class _Vocabulary:
         tokens = self.listed("tokens", str)
         if not 0 < len(tokens) <= MAX_TOKENS:
             raise self.error("tokens", f"expected 1..{MAX_TOKENS} tokens, found {len(tokens)}")
+        longest = max(range(len(tokens)), key=lambda token_id: len(tokens[token_id]))
+        if len(tokens[longest]) > MAX_TOKEN_LENGTH:
+            fault = f"token {longest} has {len(tokens[longest])} characters, expected at most {MAX_TOKEN_LENGTH}"
+            raise self.error("tokens", fault)
         # An empty token stands for nothing; llama.cpp gives it this name.
         self.tokens = [token or f"[EMPTY_{token_id}]" for token_id, token in enumerate(tokens)]
         self.types = self.listed("token_type", int) if self.has("token_type") else [TokenType.NORMAL] * len(tokens)
@@ -135,17 +139,21 @@ class _Vocabulary:
     def template(self) -> Any:
         """chat_template of tokenizer_config.json: text, or a list when there are several."""
         default = self._metadata.get("tokenizer.chat_template")
-        names = self._metadata.get("tokenizer.chat_templates")
-        others = {name: self._metadata.get(f"tokenizer.chat_template.{name}") for name in names or ()}
+        names = self._metadata.get("tokenizer.chat_templates", [])
+        place = f"{self.place}: tokenizer.chat_template"
+        if not isinstance(names, list) or any(not isinstance(name, str) for name in names):
+            raise TokenizerError(f"{place}s: expected a list of names, found {_shown(names)}")
+        others = {name: self._metadata.get(f"tokenizer.chat_template.{name}") for name in names}
         for template in (default, *others.values()):
             if template is not None and not isinstance(template, str):
-                raise TokenizerError(f"{self.place}: tokenizer.chat_template: expected text, found {_shown(template)}")
-        if default is not None:
-            ChatTemplate(default, f"{self.place}: tokenizer.chat_template")  # raises what running it would
-        if not others:
-            return default
-        named = {**({} if default is None else {"default": default}), **others}
-        return [{"name": name, "template": text} for name, text in named.items() if text is not None]
+                raise TokenizerError(f"{place}: expected text, found {_shown(template)}")
+        field = default
+        if any(text is not None for text in others.values()):
+            named = {**({} if default is None else {"default": default}), **others}
+            field = [{"name": name, "template": text} for name, text in named.items() if text is not None]
+        if field is not None:
+            ChatTemplate(default_of(field, place), place)  # raises what running it would
+        return field
 
     @functools.cached_property
     def ids(self) -> dict[str, int]:
@@ -193,7 +201,7 @@ def _byte_level_bpe(vocabulary: _Vocabulary, splitter: Splitter) -> Component:
         left, _, right = merge[1:].partition(" ")
         pair = merge[:1] + left, right
         if not all(part in ids for part in (*pair, "".join(pair))):
-            raise vocabulary.error("merges", f"{merge!r} is made of parts that are no tokens")
+            raise vocabulary.error("merges", f"{_shown(merge)} is made of parts that are no tokens")
         merges.append(pair)
     parts = list(splitter.parts)
     return _tokenizer(

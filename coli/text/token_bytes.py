@@ -93,9 +93,9 @@ def _strip(content: str, start: int, stop: int) -> Step:
     def strip(entry: str | bytes) -> str | bytes:
         if isinstance(entry, bytes):
             return entry
-        for _ in range(start):
+        for _ in range(min(start, len(entry))):
             entry = entry.removeprefix(content)
-        for _ in range(stop):
+        for _ in range(min(stop, len(entry))):
             entry = entry.removesuffix(content)
         return entry
 

@@ -70,7 +70,10 @@ class Tokenizer:
     @functools.cached_property
     def vocab_size(self) -> int:
         """One more than the highest id."""
-        return max(self._backend.get_vocab(with_added_tokens=True).values(), default=-1) + 1
+        highest = max(self._backend.get_vocab(with_added_tokens=True).values(), default=-1)
+        if highest > MAX_TOKEN_ID:
+            raise TokenizerError(f"{self.path}: token id {highest}: expected at most {MAX_TOKEN_ID}; download it again")
+        return highest + 1
 
     @functools.cached_property
     def fingerprint(self) -> str:
@@ -133,7 +136,14 @@ class Tokenizer:
     def _encode(self, backend: tokenizers.Tokenizer, text: str) -> list[int]:
         # Lone surrogates (bytes of an argument that are not UTF-8) cannot enter the library.
         clean = text.encode("utf-8", "replace").decode("utf-8")
-        ids: list[int] = backend.encode(clean, add_special_tokens=False).ids
+        return self._ids(backend, clean, add_special_tokens=False)
+
+    def _ids(self, backend: tokenizers.Tokenizer, text: str, add_special_tokens: bool) -> list[int]:
+        try:
+            ids: list[int] = backend.encode(text, add_special_tokens=add_special_tokens).ids
+        except BaseException as error:
+            reason = library_fault(error)
+            raise TokenizerError(f"{self.path}: cannot encode this text ({reason}); download it again") from None
         return ids
 
     @functools.cached_property
@@ -160,8 +170,8 @@ class Tokenizer:
         add_bos = settings.get("add_bos_token")
         if isinstance(add_bos, bool):
             return (self.bos_id,) if add_bos and self.bos_id is not None else ()
-        bare = self._backend.encode("a", add_special_tokens=False).ids
-        full = self._backend.encode("a", add_special_tokens=True).ids
+        bare = self._ids(self._backend, "a", add_special_tokens=False)
+        full = self._ids(self._backend, "a", add_special_tokens=True)
         for start in range(len(full) - len(bare) + 1):
             if full[start : start + len(bare)] == bare:
                 return tuple(full[:start])
@@ -186,12 +196,19 @@ def _backend(source: str, path: Path) -> tokenizers.Tokenizer:
         backend = tokenizers.Tokenizer.from_str(source)
         backend.no_truncation()
         backend.no_padding()
-    except BaseException as error:  # the library raises bare Exception, and PanicException, which is no Exception
-        if isinstance(error, KeyboardInterrupt | SystemExit | MemoryError):
-            raise
-        reason = " ".join(str(error).split())[:200]
+        if isinstance(backend.model, tokenizers.models.BPE):
+            backend.model.dropout = None  # training's noise
+    except BaseException as error:
+        reason = library_fault(error)
         raise TokenizerError(f"{path}: not a usable tokenizer ({reason}); download it again") from None
     return backend
+
+
+def library_fault(error: BaseException) -> str:
+    """What the library says; it raises bare Exception, and PanicException, which is no Exception."""
+    if isinstance(error, KeyboardInterrupt | SystemExit | MemoryError):
+        raise error
+    return " ".join(str(error).split())[:200]
 
 
 def _renamed(source: dict[str, Any], names: dict[str, str]) -> dict[str, Any]:

@@ -7,6 +7,7 @@ import heapq
 import json
 import os
 import random
+import re
 import unicodedata
 from pathlib import Path
 from typing import Any
@@ -278,6 +279,8 @@ def test_a_template_that_cannot_be_compiled_is_refused_before_converting():
         ({"merges": ["x"]}, "'x'"),
         ({"eos_token_id": 330}, "eos_token_id: expected an id below 330, found 330"),
         ({"add_bos_token": 1}, "add_bos_token"),
+        ({"merges": ["x" * 10_000]}, "xxx... is made of parts that are no tokens"),
+        ({"tokens": ["a", "x" * 1_000_000]}, "token 1 has 1000000 characters, expected at most 4096"),
     ],
 )
 def test_a_damaged_vocabulary_is_one_line_that_names_the_key(changes: dict[str, Any], expected: str):
@@ -285,6 +288,28 @@ def test_a_damaged_vocabulary_is_one_line_that_names_the_key(changes: dict[str, 
         tokenizer_files(byte_level(**changes), "m.gguf")
     assert expected in str(caught.value)
     assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("changes", "expected"),
+    [
+        ({"chat_templates": 5}, "tokenizer.chat_templates: expected a list of names, found 5"),
+        ({"chat_templates": [1]}, "tokenizer.chat_templates: expected a list of names"),
+        ({"chat_templates": ["a"], "chat_template.a": "{% if %}"}, "tokenizer.chat_template: line 1"),
+        ({"chat_templates": ["a", "b"], "chat_template.a": "x", "chat_template.b": "y"}, "no template named default"),
+        ({"chat_template": "{{ x }}" * 200_000}, "tokenizer.chat_template: longer than 1048576 characters"),
+    ],
+)
+def test_templates_that_could_not_be_used_are_refused_before_converting(changes: dict[str, Any], expected: str):
+    metadata = byte_level() | {f"tokenizer.{key}": value for key, value in changes.items()}
+    with pytest.raises(TokenizerError, match=re.escape(f"m.gguf: {expected}" if expected[0] == "t" else expected)):
+        tokenizer_files(metadata, "m.gguf")
+
+
+def test_a_row_name_with_an_absurd_number_is_a_token():
+    metadata = byte_level()
+    metadata["tokenizer.ggml.tokens"][-1] = f"[PAD{'9' * 4000}]"
+    assert "[PAD999" in tokenizer_files(metadata, "m.gguf")["tokenizer.json"].decode()
 
 
 def test_two_ids_for_one_token_are_refused():

@@ -198,6 +198,50 @@ def test_named_token_of_wrong_type_is_named(tmp_path, field):
         Tokenizer.load(tmp_path)
 
 
+def test_half_a_surrogate_pair_is_no_token(tmp_path):
+    build.folder(tmp_path, build.byte_level(), {"bos_token": "\ud800"})
+    with pytest.raises(TokenizerError, match=r"tokenizer_config\.json: bos_token: expected Unicode text"):
+        Tokenizer.load(tmp_path)
+
+
+def edited(folder, **changes):
+    """A folder whose tokenizer.json has `changes` in its model."""
+    build.folder(folder, build.byte_level())
+    content = json.loads((folder / "tokenizer.json").read_text())
+    content["model"].update(changes)
+    (folder / "tokenizer.json").write_text(json.dumps(content))
+    return folder
+
+
+def test_text_that_the_tokenizer_cannot_encode_is_one_typed_line(tmp_path):
+    model = {"type": "WordLevel", "vocab": {"a": 0}, "unk_token": "[UNK]"}
+    tokenizer = Tokenizer.load(edited(tmp_path, **model))
+    with pytest.raises(TokenizerError, match=r"tokenizer\.json: cannot encode this text \(WordLevel error"):
+        tokenizer.encode("river")
+
+
+def test_absurd_ids_are_refused_where_all_ids_are_gone_through(tmp_path):
+    content = json.loads((build.folder(tmp_path / "plain", build.byte_level()) / "tokenizer.json").read_text())
+    vocab = content["model"]["vocab"] | {"zzz": 4_000_000_000}
+    tokenizer = Tokenizer.load(edited(tmp_path / "edited", vocab=vocab))
+    with pytest.raises(TokenizerError, match="token id 4000000000: expected at most 16777216"):
+        _ = tokenizer.vocab_size
+
+
+def test_dropout_of_the_training_is_not_applied(tmp_path):
+    usual = Tokenizer.load(build.folder(tmp_path / "plain", build.byte_level()))
+    noisy = Tokenizer.load(edited(tmp_path / "edited", dropout=1.0))
+    text = "the quick brown fox jumps"
+    assert noisy.encode(text) == usual.encode(text)
+
+
+def test_a_decoder_that_strips_absurdly_often_ends(tmp_path):
+    tokenizer = build.byte_level()
+    tokenizer.decoder = build.decoders.Strip("a", 10**12, 10**12)
+    loaded = Tokenizer.load(build.folder(tmp_path, tokenizer))
+    assert loaded.token_bytes(loaded.encode("a")[0]) == b""
+
+
 def test_unknown_decoder_is_refused_by_name(tmp_path):
     tokenizer = build.byte_level()
     tokenizer.decoder = build.decoders.WordPiece()
