@@ -6,7 +6,8 @@ import sys
 from pathlib import Path
 
 import pytest
-from tools.test_corpus_build import TEXT, GluedEncoder, WordEncoder, make
+from tools.test_corpus_build import TEXT as LONG_TEXT
+from tools.test_corpus_build import GluedEncoder, WordEncoder, make
 
 from coli.drafts.ngram_index import NgramIndex
 from coli.errors import CorpusError, OptionError
@@ -16,12 +17,13 @@ from coli.tools.corpus_inputs import find_inputs
 from coli.tools.corpus_shards import Reading, Tokens, tokenize, work_folder
 from coli.tools.index_facts import why
 
-IDS = " -1 ".join(" ".join(str((7 * i + j) % 50) for j in range(i % 40)) for i in range(200))
-LOG = "".join(f"line {i}\n[TOKENS] 3 generated: {i} 2 3 [TOKENS] 1 generated: {i % 9}\n" for i in range(200))
+TEXT = LONG_TEXT[:5000]
+IDS = " -1 ".join(" ".join(str((7 * i + j) % 50) for j in range(i % 40)) for i in range(60))
+LOG = "".join(f"line {i}\n[TOKENS] 3 generated: {i} 2 3 [TOKENS] 1 generated: {i % 9}\n" for i in range(70))
 CONTENTS = {
     "a.txt": TEXT,
     "bom.txt": "\ufeff" + TEXT,
-    "b.jsonl": "".join(json.dumps({"text": TEXT[i * 50 : i * 50 + 300]}) + "\n\n" for i in range(60)),
+    "b.jsonl": "".join(json.dumps({"text": TEXT[i * 40 : i * 40 + 200]}) + "\n\n" for i in range(60)),
     "ids": IDS,
     "log": LOG,
 }
@@ -46,12 +48,12 @@ def test_ids_and_documents_do_not_depend_on_where_an_input_is_cut(
     encoder = encoder_type()
     whole, count = tokens(tmp_path, name, encoder)
     assert count == 1
-    for shard_bytes, piece_chars in ((1, 100), (500, 100), (3000, 1000), (3001, 10_000)):
+    for shard_bytes, piece_chars in ((1, 200), (300, 100), (2000, 900), (2001, 10_000)):
         monkeypatch.setattr(corpus_shards, "SHARD_BYTES", shard_bytes)
         cut, count = tokens(tmp_path, name, encoder, piece_chars)
         assert cut.ids.tolist() == whole.ids.tolist()
         assert (cut.documents, cut.sources) == (whole.documents, whole.sources)
-        if shard_bytes == 500 and encoder_type is WordEncoder:
+        if shard_bytes == 300 and encoder_type is WordEncoder:
             assert count > 5
 
 
