@@ -3,7 +3,7 @@
 from collections import Counter
 
 import pytest
-from containers import container, variant
+from containers import MTP_FIXTURE, container, variant
 
 from coli.drafts.opening import SourceLibrary
 from coli.engine.engine import Limits
@@ -93,6 +93,24 @@ def test_prompts_read_in_shared_forwards_give_each_response_the_ids_it_has_alone
     assert sum(each.stats.prefill_tokens for each in crowd) == rows
     together = finish(loaded, crowd)
     assert [together[id(each)] for each in crowd] == alone
+
+
+@pytest.mark.parametrize("name", ["olmoe-base", "gpt_oss-base", "deepseek_v3-yarn", "phimoe-longrope", MTP_FIXTURE])
+def test_whatever_the_attention_prompts_read_together_leave_the_ids_they_leave_alone(name):
+    """Windows, latents, indexers, long ropes, MTP heads; f16 caches, forwards of more rows than a verify has."""
+    opened = Container.open(container(name, "q8"))
+    model = LoadedModel(opened, container_spec(opened), EngineOptions(usage_save=False), CONTEXT, lambda line: None)
+    prompts = [[(3 + 5 * at + 7 * i) % 60 for i in range(length)] for at, length in enumerate((40, 11, 33))]
+    found = []
+    for chunk in (512, 70, 16):
+        model.engine.prefill_chunk = chunk
+        crowd = [running(model, at, prompt=prompt) for at, prompt in enumerate(prompts)]
+        while reading := [each for each in crowd if each.reading]:
+            read_together(model.model, model.engine, reading if chunk != 16 else reading[:1])
+        together = finish(model, crowd)
+        found.append([together[id(each)] for each in crowd])
+    model.close()
+    assert found[0] == found[1] == found[2]
 
 
 def test_a_long_prompt_and_those_behind_it_share_a_forward_and_none_waits_for_ever():
