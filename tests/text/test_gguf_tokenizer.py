@@ -240,6 +240,40 @@ def test_the_splitter_of_gpt_oss_cuts_as_o200k(text: str, pieces: list[str]):
     assert [text[start:stop] for _, (start, stop) in cut] == pieces
 
 
+@pytest.mark.real
+def test_the_vocabulary_of_gpt_oss_gives_the_ids_of_o200k(tmp_path: Path):
+    """Against the package bpe-openai, which carries o200k_base and its own way of splitting."""
+    encoding = pytest.importorskip("bpe_openai").get_encoding("o200k_base")
+    ranks: dict[bytes, int] = dict(encoding._mergeable_ranks)
+    tokens = sorted(ranks, key=lambda token: ranks[token])
+    assert [ranks[token] for token in tokens] == list(range(len(tokens)))
+    merges = [" ".join(map(spelled, halves(token, ranks))) for token in tokens if len(token) > 1]
+    metadata = {"model": "gpt2", "pre": "gpt-4o", "tokens": [spelled(token) for token in tokens], "merges": merges}
+    tokenizer = load(keyed(metadata), tmp_path)
+    rng = random.Random(1)
+    letters = "aAbBzZéÉßñÑǅﬁ日本語한국어абвАБВאבג𝒜'’sStT \n\r\t0123456789½²٣.,;:!?/\\-_()[]{}<>|\u0301\u200d🙂👩"
+    texts = ["".join(rng.choice(letters) for _ in range(rng.randint(1, 40))) for _ in range(20_000)]
+    texts += [path.read_text() for path in sorted(TESTS.glob("**/*.py"))[:100]]
+    assert [text for text in texts if tokenizer.encode(text) != list(encoding.encode_ordinary(text))] == []
+
+
+def halves(token: bytes, ranks: dict[bytes, int]) -> list[bytes]:
+    """The two parts that a token was merged from: what merges of lower rank leave of it."""
+    parts = [bytes([byte]) for byte in token]
+    while len(parts) > 2:
+        pairs = [(ranks.get(parts[i] + parts[i + 1], len(ranks)), i) for i in range(len(parts) - 1)]
+        _, i = min(pairs)
+        parts[i : i + 2] = [parts[i] + parts[i + 1]]
+    return parts
+
+
+def spelled(token: bytes) -> str:
+    """As byte-level BPE writes bytes: printable ones as they are, the others from 256 on."""
+    plain = {*range(33, 127), *range(161, 173), *range(174, 256)}
+    others = [byte for byte in range(256) if byte not in plain]
+    return "".join(chr(byte) if byte in plain else chr(256 + others.index(byte)) for byte in token)
+
+
 def test_the_template_is_kept(tmp_path: Path):
     load(byte_level() | {"tokenizer.chat_template": "{{ messages[0].content }}!"}, tmp_path)
     template = ChatTemplate.load(tmp_path)
