@@ -31,6 +31,7 @@ import numpy as np
 
 from coli.drafts.index_file import DEPTH
 from coli.drafts.ngram_index import Mixing, NgramIndex
+from coli.kernels.match import DRAFT, SEARCH
 from coli.llm import LLM
 from coli.options import DraftOptions, EngineOptions, GenerateOptions, GraphKnobs
 from coli.text.tokenizer import Tokenizer
@@ -101,6 +102,7 @@ def build(inputs: list[Input], target: Path, tokenizer: Tokenizer, vocab_size: i
 
 def uses(path: Path) -> list[Row]:
     """Size, opening and drafting of the index at `path`."""
+    _ = SEARCH.address, DRAFT.address  # loaded once in a process, whoever opens an index
     opening = [_seconds(lambda: NgramIndex(path)) for _ in range(9)]
     contexts, common = _contexts(path)
     cold = [_cold_seconds(path, context) for context in contexts[:COLD]]  # while nobody has it mapped
@@ -112,10 +114,13 @@ def uses(path: Path) -> list[Row]:
     ]
     for context in contexts:
         index.continuation(context, IDS_PER_DRAFT)  # warm
-    began = time.thread_time()
-    for context in contexts:
-        index.continuation(context, IDS_PER_DRAFT)
-    rows.append(("longest suffix, warm", f"{1e6 * (time.thread_time() - began) / len(contexts):.1f} us"))
+    passes = []
+    for _ in range(5):
+        began = time.thread_time()
+        for context in contexts:
+            index.continuation(context, IDS_PER_DRAFT)
+        passes.append(1e6 * (time.thread_time() - began) / len(contexts))
+    rows.append(("longest suffix, warm", f"{min(passes):.1f} us (least of {len(passes)} passes)"))
     for name, all_contexts in (("random places", contexts), ("the most common words", common)):
         for context in all_contexts:
             index.draft(context, IDS_PER_DRAFT, mixing)  # warm

@@ -93,7 +93,7 @@ class GateFile:
                 return []
             size = path.stat().st_size
             if size > MOST_BYTES:
-                raise OptionError(f"{path}: {size} bytes are too many for the gate's costs; remove it")
+                raise OptionError(f"{path}: {size} bytes are too many for the gate's costs; remove it or name another")
             text = path.read_text()
         except (OSError, UnicodeDecodeError) as error:
             raise OptionError(f"{path}: cannot be read as the gate's costs: {error}") from None

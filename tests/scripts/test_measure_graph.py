@@ -35,4 +35,4 @@ def test_text_is_built_and_measured_and_a_graph_is_only_measured(tmp_path: Path,
     assert script.main() == 0
     again = capsys.readouterr().out
     assert "encoding" not in again
-    assert again.count("us |") == 3
+    assert again.count("us |") == 2
