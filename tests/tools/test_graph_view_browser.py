@@ -20,7 +20,7 @@ HOSTILE = [
 ]
 
 
-@pytest.mark.slow
+@pytest.mark.browser
 @pytest.mark.skipif(BROWSER is None, reason="no chromium here")
 def test_hostile_text_is_shown_and_does_nothing(tmp_path: Path):
     assert BROWSER is not None
