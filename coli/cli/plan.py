@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
+from dataclasses import replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -12,16 +15,21 @@ from coli.cli.model_path import model_path
 from coli.cli.report_lines import size
 from coli.cli.streams import Streams, one_line, write_output
 from coli.cli.tables import as_text
-from coli.errors import MemoryBudgetError, OptionError, ReadError
+from coli.errors import CheckpointError, MemoryBudgetError, OptionError, ReadError, TokenizerError
 from coli.options import Resolved, kernel_cache, resolve
 
 if TYPE_CHECKING:
+    from coli.store.limits import ProcessMemory
     from coli.tools.probe import DiskSpeed
     from coli.tools.sizes import ModelSizes
 
 ENGINE = ("ram", "ctx", "kv", "threads", "simd", "kernel_cache")
 CONTEXT = 4096  # positions, unless --ctx or the model says less
 UNLIMITED = 1 << 60
+# What a run has in memory before it plans and this command has not: kernels and their compiler, and a tokenizer where
+# none can be loaded.
+KERNELS_BYTES = 44_000_000
+TOKENIZER_BYTES_PER_TOKEN = 1000
 
 
 @click.command("plan")
@@ -45,7 +53,7 @@ def command(model_argument: str | None, probe: bool, as_json: bool, **flags: Any
     from coli.tools.sizes import model_sizes
 
     sizes = model_sizes(path)
-    facts = {"path": str(path), **describe(sizes, settings)}
+    facts = {"path": str(path), **describe(sizes, settings, _process_of_a_run(path, sizes))}
     facts["forecasts"] = None
     if probe:
         facts |= _forecasts(sizes, facts, settings, streams)
@@ -58,12 +66,26 @@ def command(model_argument: str | None, probe: bool, as_json: bool, **flags: Any
         write_output(_table(facts).encode())
 
 
-def describe(sizes: ModelSizes, settings: Resolved) -> dict[str, Any]:
+def _process_of_a_run(path: Path, sizes: ModelSizes) -> ProcessMemory:
+    """Memory of a process that is about to load the model."""
+    import coli.llm  # noqa: F401  # its code counts too
+    from coli.store.limits import process_memory
+    from coli.text.tokenizer import Tokenizer
+
+    tokenizer = None
+    with contextlib.suppress(TokenizerError, CheckpointError):  # `coli info` tells what is wrong with it
+        tokenizer = Tokenizer.load(path)
+    now = process_memory()
+    absent = KERNELS_BYTES + (TOKENIZER_BYTES_PER_TOKEN * sizes.spec.vocab_size if tokenizer is None else 0)
+    return replace(now, anonymous_bytes=now.anonymous_bytes + absent)
+
+
+def describe(sizes: ModelSizes, settings: Resolved, process: ProcessMemory) -> dict[str, Any]:
     """Sizes in bytes, and the budgets that matter: of the whole process, as --ram takes them."""
     from coli.loading import PREFILL_CHUNK, working_bytes
     from coli.model.kv_cache import kv_bytes, kv_bytes_per_token
     from coli.processors import usable_cores
-    from coli.store.memory import MemoryNeeds, plan_memory
+    from coli.store.memory import PROCESS_VARIES_BYTES, MemoryNeeds, plan_memory
 
     spec = sizes.spec
     context = settings["ctx"] or min(CONTEXT, spec.max_position_embeddings)
@@ -77,13 +99,29 @@ def describe(sizes: ModelSizes, settings: Resolved) -> dict[str, Any]:
     )
     smallest = max(sizes.record_bytes.values(), default=0) * spec.num_experts_per_tok
     whole = plan_memory(
-        needs, ram=UNLIMITED, smallest_experts_bytes=smallest, all_experts_bytes=sizes.experts_bytes, levels=[]
+        needs,
+        ram=UNLIMITED,
+        smallest_experts_bytes=smallest,
+        all_experts_bytes=sizes.experts_bytes,
+        levels=[],
+        process=process,
     )
-    fixed = whole.process_bytes + needs.dense_bytes + needs.kv_bytes + needs.working_bytes + whole.slack_bytes
+    fixed = (
+        PROCESS_VARIES_BYTES
+        + whole.process_bytes
+        + needs.dense_bytes
+        + needs.kv_bytes
+        + needs.working_bytes
+        + whole.slack_bytes
+    )
     fits: dict[str, Any]
     try:
         here = plan_memory(
-            needs, ram=settings["ram"], smallest_experts_bytes=smallest, all_experts_bytes=sizes.experts_bytes
+            needs,
+            ram=settings["ram"],
+            smallest_experts_bytes=smallest,
+            all_experts_bytes=sizes.experts_bytes,
+            process=process,
         )
         fits = {"fits": True, "budget_bytes": here.budget_bytes, "budget_from": here.source,
                 "experts_bytes": here.experts_bytes, "arithmetic": here.arithmetic()}  # fmt: skip

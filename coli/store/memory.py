@@ -17,7 +17,7 @@ _RESERVE_SHARE = 0.04
 _RESERVE_BYTES = (128_000_000, 1_000_000_000)
 # Growth of the process itself after planning: tokenizer, compiled kernels, heap fragmentation.
 _SLACK_BYTES = 160_000_000
-_PROCESS_VARIES_BYTES = 4_000_000
+PROCESS_VARIES_BYTES = 4_000_000
 _WATCH_SECONDS = 2.0
 _WATCH_ROOM_BYTES = 96_000_000
 
@@ -147,5 +147,5 @@ def _arithmetic(budget: int, source: str, own: int, needs: MemoryNeeds, slack: i
 def _remedy(ram: int | None, needed: int) -> str:
     if ram is not None:
         # Rounded up, and a little above what counts now: the next process is not of exactly this one's size.
-        return f"--ram {math.ceil((needed + _PROCESS_VARIES_BYTES) / 1e7) / 100:.2f} or more is needed"
+        return f"--ram {math.ceil((needed + PROCESS_VARIES_BYTES) / 1e7) / 100:.2f} or more is needed"
     return f"{megabytes(needed)} are needed: free some memory, raise the limit or shorten --ctx"

@@ -3,6 +3,8 @@
 import itertools
 import json
 import shutil
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -55,6 +57,18 @@ def test_a_budget_that_is_too_small_is_part_of_the_plan(coli):
     facts = plan(coli, "--ram", "50MB")
     assert facts["this_machine"]["fits"] is False
     assert "experts need at least" in facts["this_machine"]["arithmetic"]
+
+
+def test_the_smallest_budget_runs():
+    """In processes of their own, as a user has them: memory that a longer process has grown does not count."""
+
+    def coli(*args: str) -> subprocess.CompletedProcess[str]:
+        return subprocess.run([sys.executable, "-m", "coli", *args], capture_output=True, text=True, check=False)
+
+    planned = json.loads(coli("plan", "--json", "--no-probe", "--ctx", "64").stdout)
+    smallest = -(-planned["smallest_budget_bytes"] // 10_000_000) / 100
+    done = coli("run", "--ctx", "64", "--ram", str(smallest), "--ngen", "1", "--quiet", "Hello")
+    assert done.returncode == 0, done.stderr
 
 
 def test_a_longer_context_needs_a_larger_cache_and_f32_twice_as_much(coli):
