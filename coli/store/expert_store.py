@@ -18,7 +18,7 @@ from coli.store.memory import MemoryGuard, megabytes
 from coli.store.places import RecordPlaces, SlabContents
 from coli.store.policy import ResidencyPolicy, UnionPlan
 from coli.store.reader import Read, ReaderThreads
-from coli.store.record_files import Notice
+from coli.store.record_files import IoMode, Notice
 from coli.store.records import RecordLayout
 from coli.store.stats import StoreGlance, StoreStats, TraceSink
 
@@ -75,6 +75,7 @@ class ExpertStore:
         self._union: _Union | None = None
         self._reads = self._bytes_read = self._prefetched = self._prefetch_hits = 0
         self._wait_s = 0.0
+        self._given_back = self._told_of = 0  # bytes, in all and by the last notice
         self._readers = ReaderThreads(places.perform, reader_threads, places.finish)
         self.reads_ahead = prefetch_slots > 0
         self._switch_interval = sys.getswitchinterval()
@@ -130,9 +131,14 @@ class ExpertStore:
             self._trace.settled(committed_rows)
         self.policy.settle(committed_rows)
         if self._guard is not None:
-            excess, source = self._guard.excess()
+            excess, source = self._guard.excess(self._mapped_bytes)
             if excess and (freed := self.shrink(excess)):
-                self._notice(f"memory: {source} is nearly used up: gave back {megabytes(freed)} of experts")
+                self._given_back += freed
+                if self._given_back >= 2 * self._told_of:  # a limit that stays close is not told of every two seconds
+                    self._told_of = self._given_back
+                    self._notice(
+                        f"memory: {source} is nearly used up: gave back {megabytes(self._given_back)} of experts so far"
+                    )
 
     def shrink(self, nbytes: int) -> int:
         """Give at least `nbytes` back to the system, coldest experts first; return how many could be given."""
@@ -370,6 +376,13 @@ class ExpertStore:
                 self._places.give_back(key)
                 return True
         return False
+
+    def _mapped_bytes(self) -> int:
+        """Of resident records whose pages the system may drop."""
+        if self._places.mode is not IoMode.MMAP:
+            return 0
+        held = np.count_nonzero(self.residency, axis=1)
+        return sum(int(held[layer_idx]) * layout.record_bytes for layer_idx, layout in self._layouts.items())
 
     def _load_pins(self) -> None:
         for key in sorted(self.policy.pinned):

@@ -117,8 +117,13 @@ class MemoryGuard:
         self._clock = clock
         self._next = clock() + _WATCH_SECONDS
 
-    def excess(self) -> tuple[int, str]:
-        """Bytes to give back now, 0 for none, and the limit that asks for them."""
+    def excess(self, mapped_bytes: Callable[[], int] = lambda: 0) -> tuple[int, str]:
+        """Bytes to give back now, 0 for none, and the limit that asks for them.
+
+        Args:
+            mapped_bytes: what we hold in mapped files, asked when a limit is close. No limit counts it as used, so
+                giving it back makes no room; what exceeds the room cannot stay in memory.
+        """
         now = self._clock()
         if now < self._next:
             return 0, ""
@@ -126,6 +131,8 @@ class MemoryGuard:
         tightest = min(self._levels(), key=lambda level: level.room_bytes, default=None)
         if tightest is None or tightest.room_bytes >= _WATCH_ROOM_BYTES:
             return 0, ""
+        if mapped := mapped_bytes():
+            return max(0, mapped - tightest.room_bytes), tightest.source
         over = max(0, tightest.used_bytes - tightest.limit_bytes)
         return _WATCH_ROOM_BYTES - tightest.room_bytes + over, tightest.source
 

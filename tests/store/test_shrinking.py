@@ -85,6 +85,25 @@ def test_the_guard_is_asked_after_a_forward(tmp_path: Path) -> None:
     store.close()
 
 
+@pytest.mark.parametrize("room", [10, 24])
+def test_of_mapped_records_as_many_stay_as_there_is_room_for(tmp_path: Path, room: int) -> None:
+    """No limit counts them as used, so giving them back never ends a squeeze."""
+    now = [0.0]
+    level = MemoryLevel("memory.max of cgroup /a", 10**9, 10**9 - room * RECORD_BYTES)
+    guard = MemoryGuard(lambda: [level], lambda: now[0])
+    notices: list[str] = []
+    store = make_store(write_records(tmp_path, L, E), E, L * E, "mmap", guard=guard, notices=notices)
+    for layer_idx in range(L):
+        consume(store, layer_idx, np.arange(E)[None])
+    for _ in range(12):
+        now[0] += 10.0
+        store.settle(1)
+    assert held(store) == room
+    assert len(notices) == 1
+    run(store, 7)
+    store.close()
+
+
 def mapped(address: int) -> bool:
     for line in Path("/proc/self/maps").read_text().splitlines():
         start, end = (int(part, 16) for part in line.split()[0].split("-"))
