@@ -4,9 +4,9 @@
 
 At each depth a prompt of `--prompt` ids and then `--tokens` decoded ids, behind a real context of random ids, which is
 computed once. Milliseconds an id: `attention` with its projections and the indexer, `experts`, `other` kernels, waiting
-for reads, and the rest (`python`). `planned` is what `coli plan` expects to be read for an id of a model without
-favourites. A raw reader (direct reads of one record's size, a second) stands before and after each test; `of raw` is
-what the store got while reads were under way. `coli bench` gives the same shares for more combinations.
+for reads, and the rest (`python`). `planned` is the band `coli plan` expects to be read for an id. A raw reader (direct
+reads of one record's size, a second) stands before and after each test; `of raw` is what the store got while reads were
+under way. `coli bench` gives the same shares for more combinations.
 """
 
 import argparse
@@ -41,9 +41,11 @@ class Plan:
     def __call__(self, loaded: LoadedModel, test: Test) -> None:
         self.experts_bytes = min(loaded.plan.experts_bytes, self.sizes.experts_bytes)
 
-    def read_per_id(self) -> float:
-        """Bytes, where routes have no favourites; the speeds it is asked with do not matter for this."""
-        return self.sizes.cycle_bytes * (1 - forecast(self.sizes, self.experts_bytes, 1.0, 1.0).slow_hit_rate)
+    def read_per_id(self) -> str:
+        """The band in bytes; the speeds it is asked with do not matter for this."""
+        expected = forecast(self.sizes, self.experts_bytes, 1.0, 1.0)
+        least, most = (self.sizes.cycle_bytes * (1 - hits) for hits in (expected.fast_hit_rate, expected.slow_hit_rate))
+        return f"{size(least)} .. {size(most)}"
 
 
 def measure(args: argparse.Namespace) -> None:
@@ -82,7 +84,7 @@ def row(test: Test, result: dict[str, Any], plan: Plan, raw: float) -> str:
         *(f"{each:.1f}" for each in milliseconds),
         percent(result["expert_hit_rate"]),
         size(result["bytes_per_token"]),
-        size(plan.read_per_id()) if test.n_gen else "-",
+        plan.read_per_id() if test.n_gen else "-",
         "-" if reading is None else f"{reading / 1e9:.2f}",
         "-" if reading is None or not raw else f"{reading / raw:.0%}",
     )

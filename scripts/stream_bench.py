@@ -8,11 +8,10 @@ Needs root (it makes memory cgroups, version 1 or 2) and, for llama.cpp, an envi
 engine is a process in a group of its own, limited to the same bytes, and decodes the same ids one at a time; in every
 round each that fits beside the others measures once. The raw reader (direct I/O into huge pages, a second) stands
 before and after each; "of raw" compares it with what the store got while reads were under way, for llama.cpp with all
-the time; "planned" is what `coli plan` expects to be read for a token where routes have no favourites. So ratios within
-a round count, absolute speeds drift with the disk. `direct+prefetch` is a mode too. Then one
-process after the other: budgets (a limit each; a prefill of 256 ids fills the store), and prompts in chunks
-(PROMPT:CHUNK pairs). Every table is printed, and added to -o, as soon as it is complete. `--budgets none`,
-`--chunks none`, `--modes none` leave a part out.
+the time; "planned" is the band `coli plan` expects to be read for a token. So ratios within a round count, absolute
+speeds drift with the disk. `direct+prefetch` is a mode too. Then one process after the other: budgets (a limit each; a
+prefill of 256 ids fills the store), and prompts in chunks (PROMPT:CHUNK pairs). Every table is printed, and added to
+-o, as soon as it is complete. `--budgets none`, `--chunks none`, `--modes none` leave a part out.
 """
 
 from __future__ import annotations
@@ -194,10 +193,11 @@ def _row(engine: Engine, rival: Engine | None, count: int) -> str:
     waiting = "-" if None in waits else f"{sum(waits) / sum(seconds):.0%}"
     replayed = engine.ask("replay")["replayed"]
     hits = [one["hit_rate"] for one in rounds]
+    planned = " .. ".join(map(size, engine.start["planned"] or [])) or "-"
     return (
         f"| {engine.name} | {count / median(seconds):.3f} | {ratio} | "
         f"{percent(median(hits)) if None not in hits else '-'} | "
-        f"{size(median(one['bytes'] for one in rounds) / count)} | {size(engine.start['planned'])} | "
+        f"{size(median(one['bytes'] for one in rounds) / count)} | {planned} | "
         f"{median(rates) / 1e9:.2f} | "
         f"{median(reading) / 1e9:.2f} | {median(shares):.0%} ({min(shares):.0%}-{max(shares):.0%}) | "
         f"{waiting} | {_overlap(rounds)} | {'-' if replayed is None else f'{replayed:.3f}'} | "

@@ -70,8 +70,8 @@ class Coli:
         places.toucher.wait()
         return places.toucher.seconds
 
-    def _planned(self, path: Path) -> float | None:
-        """Bytes `coli plan` expects a decoded id to read where routes have no favourites; None for a dense model."""
+    def _planned(self, path: Path) -> list[float] | None:
+        """The band of bytes `coli plan` expects a decoded id to read; None for a dense model."""
         from coli.tools.forecast import forecast
         from coli.tools.sizes import model_sizes
 
@@ -79,7 +79,8 @@ class Coli:
         if not sizes.experts_bytes:
             return None
         room = min(self._loaded.plan.experts_bytes, sizes.experts_bytes)
-        return sizes.cycle_bytes * (1 - forecast(sizes, room, 1.0, 1.0).slow_hit_rate)  # speeds do not matter for it
+        expected = forecast(sizes, room, 1.0, 1.0)  # speeds do not matter for it
+        return [sizes.cycle_bytes * (1 - hits) for hits in (expected.fast_hit_rate, expected.slow_hit_rate)]
 
     def replayed(self) -> float | None:
         """Bytes the replay of this process's own trace reads, as a share of those it read."""
