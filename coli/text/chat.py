@@ -10,7 +10,6 @@ from __future__ import annotations
 import datetime
 import functools
 import json
-import threading
 import traceback
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -21,16 +20,11 @@ import jinja2.ext
 import jinja2.meta
 import jinja2.nodes
 import jinja2.parser
-import jinja2.sandbox
 
 from coli.errors import ChatTemplateError, TemplateRefusedError, TokenizerError
 from coli.text.files import named_tokens, read_json_object, read_text, type_name
+from coli.text.template_limits import RENDERED_CAP, TEMPLATE_CAP, LimitedEnvironment, start_counting
 
-TEMPLATE_CAP = 2**20  # bytes; the longest in the wild are about 40 kB
-RENDERED_CAP = 64 * 2**20  # characters
-STEPS_CAP = (
-    1_000_000  # turns of loops and calls of macros in one rendering, under a second; conversations need thousands
-)
 Message = Mapping[str, Any]
 
 
@@ -46,48 +40,6 @@ class _GenerationTag(jinja2.ext.Extension):
     def parse(self, parser: jinja2.parser.Parser) -> list[jinja2.nodes.Node]:
         next(parser.stream)
         return parser.parse_statements(("name:endgeneration",), drop_needle=True)
-
-
-_steps = threading.local()  # .left: of the rendering that runs on this thread
-
-
-@jinja2.pass_context
-def _step(context: object, value: object) -> object:
-    """Counts one turn; asks for the context so that nothing computes it at compile time."""
-    _steps.left -= 1
-    if _steps.left < 0:
-        raise jinja2.exceptions.SecurityError(f"more than {STEPS_CAP} loop turns and macro calls")
-    return value
-
-
-class _Environment(jinja2.sandbox.ImmutableSandboxedEnvironment):
-    """The sandbox, in which what could fill the memory or run for ever is refused as well."""
-
-    intercepted_binops = frozenset({"*", "**", "%"})
-
-    def _parse(self, source: str, name: str | None, filename: str | None) -> jinja2.nodes.Template:
-        tree = super()._parse(source, name, filename)
-        for block in tree.find_all((jinja2.nodes.For, jinja2.nodes.Macro, jinja2.nodes.CallBlock)):
-            counted = jinja2.nodes.Filter(jinja2.nodes.Const(0), "_step", [], [], None, None, lineno=block.lineno)
-            body: list[jinja2.nodes.Node] = getattr(block, "body")  # noqa: B009 - the three kinds share no class with it
-            body.insert(0, jinja2.nodes.ExprStmt(counted, lineno=block.lineno))
-        return tree
-
-    def call_binop(self, context: Any, operator: str, left: Any, right: Any) -> Any:
-        numbers = isinstance(left, int | float) and isinstance(right, int | float)
-        if operator == "**" and (not numbers or abs(left) > 2**32 or abs(right) > 64):
-            raise jinja2.exceptions.SecurityError("power too large")
-        if operator == "*" and not numbers:
-            parts, count = (left, right) if isinstance(right, int) else (right, left)
-            if len(parts) * count > TEMPLATE_CAP:
-                raise jinja2.exceptions.SecurityError("repetition too long")
-        if operator == "%" and isinstance(left, str) and any(len(run) > 3 for run in _digit_runs(left)):
-            raise jinja2.exceptions.SecurityError("field too wide")
-        return super().call_binop(context, operator, left, right)
-
-
-def _digit_runs(text: str) -> list[str]:
-    return "".join(c if c.isdigit() else " " for c in text).split()
 
 
 def _raise_exception(message: object) -> None:
@@ -118,17 +70,19 @@ class ChatTemplate:
         self.place = place
         self.source = source
         self._special_tokens = dict(special_tokens or {})
-        environment = _Environment(
+        environment = LimitedEnvironment(
             trim_blocks=True, lstrip_blocks=True, extensions=[_GenerationTag, jinja2.ext.loopcontrols]
         )
-        environment.filters.update(tojson=_tojson, _step=_step)
+        environment.filters.update(tojson=_tojson)
         environment.globals.update(raise_exception=_raise_exception, strftime_now=_strftime_now)
         try:
             self._template = environment.from_string(source)
         except jinja2.TemplateSyntaxError as error:
             raise ChatTemplateError(f"{place}: line {error.lineno}: {error.message}") from None
-        except RecursionError:
+        except (RecursionError, SyntaxError, MemoryError):  # Python's compiler has limits of its own
             raise ChatTemplateError(f"{place}: nested too deeply") from None
+        except Exception as error:  # such as numbers of thousands of digits
+            raise ChatTemplateError(f"{place}: cannot be compiled: {' '.join(str(error).split())[:200]}") from None
 
     @classmethod
     def load(cls, folder: Path) -> ChatTemplate | None:
@@ -177,7 +131,7 @@ class ChatTemplate:
             **variables,
         }
         pieces, size = [], 0
-        _steps.left = STEPS_CAP
+        start_counting()
         try:
             for piece in self._template.generate(context):
                 size += len(piece)

@@ -1,6 +1,7 @@
 import datetime
 import json
 
+import jinja2
 import pytest
 from text import build
 
@@ -65,12 +66,63 @@ def test_refusal_carries_the_template_s_own_reason():
         ("x\n{{ '%999999999d' % 1 }}", 2),
         ("x\n{% for i in range(10000000) %}a{% endfor %}", 2),
         ("x\n{{ messages + 1 }}", 2),
+        ("x\n{{ 'a'|center(3000000000) }}", 2),
+        ("x\n{{ 'a'.ljust(2000000000)|length }}", 2),
+        ("x\n{{ 'a'|indent(2000000000, true) }}", 2),
+        ("x\n{{ 'a'|indent(width=2000000000) }}", 2),
+        ("x\n{{ [1]|batch(300000000, 0)|list }}", 2),
+        ("x\n{{ [1]|slice(*[300000000])|list }}", 2),
+        ("x\n{{ '\t'.expandtabs(2000000000) }}", 2),
+        ("x\n{{ '{:>2000000000}'.format(1) }}", 2),
+        ("x\n{{ '{:>{}}'.format(1, 2000000000) }}", 2),
+        ("x\n{{ '%*d' % (2000000000, 1) }}", 2),
+        ("x\n{{ '%*d'|format(2000000000, 1) }}", 2),
+        ("x\n{{ messages|tojson(indent=1000000000) }}", 2),
+        ("x\n{{ lipsum(100000000) }}", 2),
+        ("{% set a = 'abcdefgh' %}\n" + "{% set a = a ~ a %}" * 40, 2),
+        ("{% set a = 'abcdefgh' %}\n" + "{% set a = a + a %}" * 40, 2),
+        ("{% set a = 'abcdefgh' %}\n" + "{% set a %}{{ a }}{{ a }}{% endset %}" * 40, 2),
+        ("{% set a = 'abcdefgh' %}\n" + "{% set a = a|replace('', a) %}" * 9, 2),
+        ("{% set a = 'abcdefgh' %}\n" + "{% set a = a.replace('', a) %}" * 9, 2),
+        ("{% set a = 'abcdefgh' * 9999 %}\n{{ a.join(range(99999)|map('string')) }}", 2),
+        ("{% set a = 'abcdefgh' * 9999 %}\n{{ range(99999)|join(a) }}", 2),
+        ("{% set a = [1] %}\n" + "{% set a = a + a %}" * 40, 2),
     ],
 )
 def test_errors_name_the_line(source, line):
     with pytest.raises(ChatTemplateError, match=rf"here: line {line}: ") as caught:
         render(source)
     assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("source", "fault"),
+    [
+        ("{% for a in b %}" * 25 + "{% endfor %}" * 25, "nested too deeply"),
+        ("{% if a %}" * 120 + "{% endif %}" * 120, "nested too deeply"),
+        ("{{ " + "9" * 5000 + " }}", "cannot be compiled: Exceeds the limit"),
+    ],
+)
+def test_what_python_cannot_compile_is_one_line(source, fault):
+    with pytest.raises(ChatTemplateError, match=f"here: {fault}") as caught:
+        render(source)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("source", "text"),
+    [
+        ("{{ 'a' ~ 1 ~ none ~ [2] }}", "a1None[2]"),
+        ("{{ 'a-b-c'|replace('-', '+', 1) }}{{ 'a-b'.replace('-', '') }}{{ 5|replace(5, 6) }}", "a+b-cab6"),
+        ("{{ '%s is %03d'|format('x', 7) }}{{ '%(a)s'|format(a=1) }}{{ '%.2f' % 0.5 }}", "x is 00710.50"),
+        ("{{ '{{{}: {:>4}}}'.format('a', 1) }}", "{a:    1}"),
+        ("{{ 'a\nb'|indent(2, true) }}{{ 'x'.center(3) }}{{ [1, 2]|join(', ') }}", "  a\n  b x 1, 2"),
+        ("{{ {'a': 1}|tojson(indent=2) }}{{ [1] + [2] }}{{ 1 + 2 }}{{ x|default('d') }}", '{\n  "a": 1\n}[1, 2]3d'),
+        ("{% macro m(a) %}{{ a }}!{% endmacro %}{% set b %}{{ m(1) }}{% endset %}{{ b|upper }}", "1!"),
+    ],
+)
+def test_what_limits_watch_gives_what_jinja2_gives(source, text):
+    assert render(source) == jinja2.Environment().from_string(source).render() == text
 
 
 def test_endless_output_is_cut(monkeypatch):
