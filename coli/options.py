@@ -237,9 +237,9 @@ TABLE: tuple[Setting, ...] = (
     Setting("debug", "output", "bool", False, "show the traceback of an error", "", _env("COLI_DEBUG")),
     # server
     Setting("host", "server", "name", "127.0.0.1", "address to listen on; others than this machine need it",
-            "--host", counter="/props"),
+            "--host", counter="the line that names the address"),
     Setting("port", "server", "int", 8000, "port to listen on; 0 takes a free one", "--port", bounds=Bounds(0, 65535),
-            counter="/props"),
+            counter="the line that names the address"),
     Setting("api_key", "server", "text", None, "key that clients must send", "--api-key", _env("COLI_API_KEY"),
             default_text="none", counter="/health"),
     Setting("slots", "server", "int", 4, "conversations kept in memory and decoded together", "--slots",
@@ -247,7 +247,7 @@ TABLE: tuple[Setting, ...] = (
     Setting("queue", "server", "int", 32, "requests that may wait for a slot; more are told to come back", "--queue",
             bounds=Bounds(0, 100000), counter="/metrics"),
     Setting("session", "session", "path", None, "file that conversations are read from and kept in", "--session",
-            _env("KVSAVE"), default_text="off", counter="prompt_tokens"),
+            _env("KVSAVE"), default_text="off", counter="/props, prompt_tokens"),
 )  # fmt: skip
 
 BY_NAME: dict[str, Setting] = {setting.name: setting for setting in TABLE}

@@ -12,6 +12,7 @@ import pytest
 from server.processes import ENVIRONMENT, serving
 
 from coli.builtin import DEMO_MODEL
+from coli.errors import GrammarError
 from coli.server.log import told
 from coli.speculant import Client, ServerError
 
@@ -53,19 +54,27 @@ def test_the_graph_tools_flags_are_understood_and_its_client_is_answered(graph):
             client.generate(ORDER, temperature=-1)
 
 
-def test_somebody_who_watches_does_not_hold_the_end_up():
-    with serving() as (url, process), httpx.stream("GET", f"{url}/engine/events", timeout=60) as watching:
-        assert next(watching.iter_lines()).startswith("data: ")
-        process.terminate()
-        assert process.wait(20) == 143  # running answers would have 30 seconds
-
-
-def test_what_the_web_server_says_by_itself_is_a_line_of_ours():
-    with serving(more=["coli: http: Invalid HTTP request received"]) as (url, _):
+def test_somebody_who_watches_does_not_hold_the_end_up_and_nonsense_is_a_line_of_ours():
+    with serving(more=["coli: http: Invalid HTTP request received"]) as (url, process):
         host, port = url.removeprefix("http://").split(":")
         with socket.create_connection((host, int(port)), timeout=60) as connection:
             connection.sendall(b"\x16\x03\x01 somebody speaks TLS\r\n\r\n")
             assert connection.recv(1000).startswith(b"HTTP/1.1 400")
+        with httpx.stream("GET", f"{url}/engine/events", timeout=60) as watching:
+            assert next(watching.iter_lines()).startswith("data: ")
+            process.terminate()
+            assert process.wait(20) == 143  # running answers would have 30 seconds
+
+
+def test_a_grammar_that_cannot_be_read_is_refused_before_the_port_opens(start, tmp_path):
+    from coli.options import DraftOptions
+
+    for text in (None, "root ::= ("):
+        path = tmp_path / "g.gbnf"
+        if text is not None:
+            path.write_text(text)
+        with pytest.raises(GrammarError, match=r"g\.gbnf"):
+            start(drafts=DraftOptions(grammar=path))
 
 
 def test_a_librarys_warning_is_one_line_whatever_is_in_it():
@@ -116,8 +125,6 @@ def test_k_bounds_what_is_drafted(graph, start):
         (("--graph-k", "64"), "from 1 to 63"),
         (("--port", "99999"), "from 0 to 65535"),
         (("--api-key", ""), "--api-key: expected a key"),
-        (("--quiet", "--session", "/nowhere/file"), "/nowhere/file: no session can be kept there"),
-        (("--quiet", "--grammar", "/nowhere/file"), "/nowhere/file: cannot open"),
     ],
 )
 def test_flags_that_cannot_be_are_one_line_and_exit_2(flags, words):
