@@ -1,5 +1,6 @@
 """Configuration of the kernels: refused paths, cache folders, and what a cold cache says about itself."""
 
+import ctypes
 import errno
 import json
 import os
@@ -7,13 +8,14 @@ import subprocess
 import sys
 import tempfile
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
 from coli.errors import OptionError
-from coli.kernels import code_cache, precompile, runtime
-from coli.kernels.elementwise import count_bad
+from coli.kernels import code_cache, image, precompile, runtime
+from coli.kernels.elementwise import COUNT_BAD, count_bad
 from coli.kernels.target import Target, ask_llvm, choose_target
 
 REPORT = """
@@ -92,6 +94,19 @@ def test_what_is_in_the_cache_is_loaded_without_numba():
         layer, _, loaded = done.stdout.strip().partition(" ")
         if expected and layer == "omp":
             assert loaded == expected
+
+
+def test_object_files_are_loaded_where_there_are_no_images(monkeypatch):
+    """As on other systems: by LLVM's loader."""
+    compiler = runtime._compiler()
+    monkeypatch.setattr(compiler, "sys", SimpleNamespace(platform="darwin"))
+    code = compiler.machine_code(COUNT_BAD.function, COUNT_BAD.arguments, "as_elsewhere")
+    assert not code.startswith(image.MAGIC)
+    rows, counts = np.full((3, 5), np.inf, np.float32), np.zeros(3)
+    block = runtime.arguments(runtime.address(rows), 3, 5, 5, runtime.address(counts))
+    function = ctypes.CFUNCTYPE(None, *[ctypes.c_int64] * 3)(code_cache.load(code, "as_elsewhere"))
+    function(runtime.address(block), 0, 1)
+    assert counts.tolist() == [5.0] * 3
 
 
 QUEUE = REPORT.replace("runtime.configure(", "runtime._openmp = lambda: None\nruntime.configure(").replace(
