@@ -30,3 +30,18 @@ def test_what_has_no_time_left_is_named(monkeypatch: pytest.MonkeyPatch, capsys:
     monkeypatch.setattr(sys, "argv", ["measure_gate.py", str(DEMO), *late])
     assert measure_gate.main() == 0
     assert "out of time: demo, resident, wrong grammar" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("flags", "last"),
+    [
+        (["--never-slower", "third", "--only", "wrong", "--cpu", "--gate", "auto"], "worst of `auto`: "),
+        (["--merged", "--only", "code"], "log line, `auto`: merged "),
+    ],
+)
+def test_the_lists_of_one_model_end_in_a_verdict(
+    flags: list[str], last: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(sys, "argv", ["measure_gate.py", str(DEMO), *flags, "--rounds", "1", "--tokens", "16"])
+    assert measure_gate.main() == 0
+    assert capsys.readouterr().out.splitlines()[-1].startswith(last)
