@@ -26,9 +26,9 @@ if TYPE_CHECKING:
 ENGINE = ("ram", "ctx", "kv", "threads", "simd", "kernel_cache")
 CONTEXT = 4096  # positions, unless --ctx or the model says less
 UNLIMITED = 1 << 60
-# What a run has in memory before it plans and this command has not: kernels and their compiler, and a tokenizer where
+# What a run has in memory before it plans and this command has not: compiled kernels, and a tokenizer where
 # none can be loaded.
-KERNELS_BYTES = 44_000_000
+KERNELS_BYTES = 6_000_000
 TOKENIZER_BYTES_PER_TOKEN = 1000
 
 
