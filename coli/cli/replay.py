@@ -14,7 +14,7 @@ from coli.cli.json_output import STDOUT, write_json
 from coli.cli.report_lines import percent, size
 from coli.cli.streams import Streams, write_output
 from coli.cli.tables import as_text
-from coli.errors import OptionError
+from coli.errors import MemoryBudgetError, OptionError
 from coli.options import resolve
 from coli.setting_values import parse_size
 
@@ -63,6 +63,8 @@ def command(
     from coli.tools.replay import POLICIES, replay, replay_setup
     from coli.tools.trace import Trace
 
+    if not 0 <= warmup <= 0.95:  # not a number passes click's range
+        raise OptionError(f"--warmup: expected a share from 0 to 0.95, found {warmup}")
     names = POLICIES if policies is None else tuple(name.strip() for name in policies.split(","))
     for name in names:
         if name not in POLICIES:
@@ -74,9 +76,10 @@ def command(
         streams.notice(
             f"{trace_file}: replaying its own setup does not give its own counts: the policy has changed since"
         )
-    found = [
-        replay(trace, name, capacity, per_layer=per_layer, warmup=warmup) for capacity in capacities for name in names
-    ]
+    try:
+        found = [replay(trace, name, n, per_layer=per_layer, warmup=warmup) for n in capacities for name in names]
+    except MemoryBudgetError as error:
+        raise OptionError(f"--budgets: {str(error).removesuffix(': raise --ram')}: give a larger budget") from None
     if as_json:
         write_json(STDOUT, _facts(trace, found))
     else:

@@ -79,6 +79,8 @@ def test_the_table_has_a_row_for_every_budget(coli, trace):
         (("--budgets", "0%"), "--budgets: expected a share"),
         (("--budgets", "some"), "--budgets: expected sizes like 2GB"),
         (("--budgets", "1MB,"), "--budgets: expected sizes like 2GB"),
+        (("--budgets", "0.001%"), "--budgets: experts: 31 bytes are left"),
+        (("--warmup", "nan"), "--warmup: expected a share"),
     ],
 )
 def test_bad_arguments_are_one_line_and_status_2(coli, trace, args, words):
