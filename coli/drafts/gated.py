@@ -51,6 +51,7 @@ class TreeSources:
         self._names = [source.name for source in self.sources]
         self._found: Found | None = None  # the last proposals, until what was emitted has judged them
         self._order: Sequence[int] = ()
+        self._counted = [source.counters.proposed for source in self.sources]  # at the last count
         self._drafted: Sequence[int] = ()  # tokens of the last draft by source
         self._spacings = [Spacing() for _ in self.sources]
         self._due = 0  # ids from which any source is
@@ -99,11 +100,9 @@ class TreeSources:
         gate = self._gate_now()
         self._order = ()
         found: Found | None = None
-        before: Sequence[int] = ()
         spaced = gate is not None and self._drafting_s > SPACED_FROM * self._forward_s
         if gate is None or not ((spaced and self._emitted < self._due) or self._too_dear(gate)):
             most = limit if gate is None else gate.depth_limit(limit)
-            before = [source.counters.proposed for source in self.sources]
             found = self._gathered(most, spaced)
         if found is None:
             if gate is not None:
@@ -116,14 +115,15 @@ class TreeSources:
             order, chances = found.best_first(most, self._estimate, one_path=gate.costs.streams, least=LEAST_CHANCE)
             order = order[: gate.choose(chances)]
         self._order = order
-        self._count(found, before)
+        self._count(found)
         return found.draft(order, self._names[found.owners_of(order[0])[0][0]]) if order else None
 
     def _estimate(self, source: int, match_length: int, depth: int) -> float:
         return self._acceptance.probability(self._names[source], match_length, depth)
 
     def _gate_now(self) -> Gate | None:
-        return None if self.gate is None else self.gate.among(self._responses)
+        gate = self.gate
+        return gate if gate is None or self._responses == 1 else gate.among(self._responses)
 
     def _gathered(self, most: int, spaced: bool) -> Found | None:
         """What the sources say, where they are `spaced` those that are due."""
@@ -192,7 +192,7 @@ class TreeSources:
                 return
             owner, draft, end = following
 
-    def _count(self, found: Found, before: Sequence[int]) -> None:
+    def _count(self, found: Found) -> None:
         """Sources count what they say; here `proposed` is what was drafted of it, the rest is declined."""
         drafted = [0] * len(self.sources)
         for node in self._order:
@@ -200,10 +200,10 @@ class TreeSources:
                 drafted[owner] += 1
         self._drafted = drafted
         for index, source in enumerate(self.sources):
-            said = source.counters.proposed - before[index]
+            said = source.counters.proposed - self._counted[index]
             if not said:
                 continue
-            source.counters.proposed = before[index] + drafted[index]
+            source.counters.proposed = self._counted[index] = self._counted[index] + drafted[index]
             if said > drafted[index]:
                 self._declined[source.name] += said - drafted[index]
 
