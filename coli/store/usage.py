@@ -152,14 +152,15 @@ class UsageFile:
             return
         history = self.read()
         history.add(counts, self._decay)
-        self._path.parent.mkdir(parents=True, exist_ok=True)
-        handle, temporary = tempfile.mkstemp(prefix=f".{self._path.name}.", dir=self._path.parent)
+        path = self._path.resolve()  # behind a link is the file that may be replaced
+        path.parent.mkdir(parents=True, exist_ok=True)
+        handle, temporary = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
         try:
             with os.fdopen(handle, "w") as file:
                 file.write(history.dump())
                 file.flush()
                 os.fsync(file.fileno())
-            os.replace(temporary, self._path)
+            os.replace(temporary, path)
         except BaseException:
             with contextlib.suppress(OSError):
                 os.unlink(temporary)

@@ -51,6 +51,18 @@ def test_what_is_saved_is_read_back_and_added_up(tmp_path: Path) -> None:
     assert [p.name for p in (tmp_path / "new").iterdir()] == ["usage.json"]
 
 
+def test_a_link_to_the_history_stays_one(tmp_path: Path) -> None:
+    link = tmp_path / "usage.json"
+    link.symlink_to(tmp_path / "elsewhere" / "mine.json")
+    for _ in "ab":
+        UsageFile(link, "f", L, E).save(np.ones((L, E), np.int64))
+    assert link.is_symlink()
+    assert read_history(tmp_path / "elsewhere" / "mine.json", "f", L, E).selections == pytest.approx(
+        2 * L * E, rel=1e-3
+    )
+    assert [path.name for path in (tmp_path / "elsewhere").iterdir()] == ["mine.json"]
+
+
 def test_turns_go_to_the_lighter_half() -> None:
     made = UsageHistory("f", L, E)
     for turn in range(4):
