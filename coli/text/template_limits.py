@@ -19,9 +19,7 @@ import jinja2.visitor
 
 TEMPLATE_CAP = 2**20  # bytes; the longest in the wild are about 40 kB
 RENDERED_CAP = 64 * 2**20  # characters
-STEPS_CAP = (
-    1_000_000  # turns of loops and calls of macros in one rendering, under a second; conversations need thousands
-)
+STEPS_CAP = 1_000_000  # turns of loops and calls of macros in one rendering, some seconds; conversations need thousands
 WIDTH_CAP = 1000  # of fields, indents, batches
 _WIDE_FILTERS = frozenset(("batch", "center", "indent", "join", "round", "slice", "tojson", "wordwrap"))
 _WIDE_METHODS = frozenset(("center", "expandtabs", "ljust", "rjust", "zfill"))
@@ -184,8 +182,9 @@ class LimitedEnvironment(jinja2.sandbox.ImmutableSandboxedEnvironment):
         return super().call_binop(context, operator, left, right)
 
     def call(self, context: Any, function: Any, /, *args: Any, **kwargs: Any) -> Any:
-        name, text = getattr(function, "__name__", ""), getattr(function, "__self__", None)
+        text = getattr(function, "__self__", None)
         if isinstance(text, str):
+            name = function.__name__
             if name in _WIDE_METHODS:
                 _refuse_wide([*args, *kwargs.values()])
             if name == "join":
