@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import hmac
 import ipaddress
 from collections.abc import Awaitable, Callable, Collection, MutableMapping
@@ -20,6 +21,7 @@ Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
 App = Callable[[Scope, Receive, Send], Awaitable[None]]
 
 OPEN_PATHS = ("/health",)  # probes of a supervisor carry no key
+DROPPED_BYTES, DROPPING_S, SILENCE_S = 64 << 20, 2.0, 0.2  # most of a refused body that is read, and how long
 
 
 class HttpError(Exception):
@@ -61,7 +63,8 @@ def _hostname(origin: str) -> str:
 class Guard:
     """ASGI middleware. On a loopback address only loopback names and pages are served: a web page from elsewhere can
     reach it neither by a name of its own nor by ours. A connection whose body was not read to its end is closed behind
-    the answer: the rest would be read, for ever if need be, to find the next request.
+    the answer: the rest would be read, for ever if need be, to find the next request. A part of it is read and dropped
+    first, since a client that is still writing would lose the answer with its connection.
     """
 
     def __init__(self, app: App, *, api_key: str | None, host: str, open_paths: Collection[str] = ()) -> None:
@@ -112,9 +115,26 @@ def _closing_when_unread(request: Request, receive: Receive, send: Send) -> tupl
     async def sent(message: MutableMapping[str, Any]) -> None:
         if unread and message["type"] == "http.response.start":
             message = {**message, "headers": [*message.get("headers", ()), (b"connection", b"close")]}
+        elif unread and not message.get("more_body", False):
+            await send({**message, "more_body": True})
+            await _drop(received)
+            message = {"type": "http.response.body", "body": b""}
         await send(message)
 
     return received, sent
+
+
+async def _drop(receive: Receive) -> None:
+    """Read what a client is still sending, within limits."""
+    left = DROPPED_BYTES
+    with contextlib.suppress(TimeoutError):
+        async with asyncio.timeout(DROPPING_S):
+            while left > 0:
+                async with asyncio.timeout(SILENCE_S):
+                    message = await receive()
+                if not message.get("more_body", False):
+                    return
+                left -= len(message.get("body", b""))
 
 
 async def read_body(request: Request, limit: int, seconds: float) -> bytes:

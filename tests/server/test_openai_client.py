@@ -9,6 +9,8 @@ import pytest
 from pydantic import BaseModel
 from server.faults import settled
 
+from coli.options import DraftOptions
+
 ORDER = [{"role": "user", "content": "List as NDJSON. Orders: 3 lamps for Ana at 20 each. 2 cups for Bo at 7 each."}]
 
 
@@ -126,6 +128,12 @@ SCHEMA = {
 }
 
 
+@pytest.fixture(scope="module")
+def eager(start):
+    """A server that drafts whatever the clock says: what its gate would measure depends on the machine's load."""
+    return start(drafts=DraftOptions(gate="always"))
+
+
 @pytest.mark.parametrize(
     "more",
     [
@@ -135,8 +143,8 @@ SCHEMA = {
     ],
     ids=["schema", "object", "gbnf"],
 )
-def test_grammars_draft_and_change_no_byte(server, more):
-    plain, drafted = ask(server), ask(server, **more)
+def test_grammars_draft_and_change_no_byte(server, eager, more):
+    plain, drafted = ask(server), ask(eager, **more)
     assert drafted.choices[0].message.content == plain.choices[0].message.content
     counts = drafted.coli["drafts"]["grammar"]
     assert counts["proposed"] >= counts["accepted"]
@@ -277,8 +285,6 @@ def test_cold_and_warm_prompts_give_the_same_bytes(start, server):
 
 
 def test_drafts_of_a_request_are_its_own(start, server):
-    from coli.options import DraftOptions
-
     drafting = start(drafts=DraftOptions(draft=6, gate="always"))
     with ThreadPoolExecutor(4) as pool:
         answers = list(pool.map(lambda seed: ask(drafting, temperature=0.7, seed=seed), range(4)))
