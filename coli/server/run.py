@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import signal
 import socket
 import threading
@@ -22,6 +23,8 @@ from coli.server.log import told
 from coli.server.worker import Worker
 
 DRAIN_SECONDS = 30
+# Objects made before cycles are looked for: connections leave some, which the start's large number would let pile up.
+COLLECT_EVERY = 2_000
 
 
 class _Server(uvicorn.Server):
@@ -67,6 +70,8 @@ def serve(
     with listener, told(notice):
         worker = Worker(llm, drafts, context=context, slots=slots, queue=queue, session=session, notice=notice)
         worker.start()
+        gc.freeze()  # what the start made stays
+        gc.set_threshold(COLLECT_EVERY, 10, 10)
         try:
             if not is_loopback(options.host) and options.api_key is None:
                 notice(f"listening on {options.host} without --api-key: everybody who can reach it can use it")
