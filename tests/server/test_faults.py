@@ -220,4 +220,4 @@ def test_a_thousand_bad_clients_leave_memory_as_it_was():
     assert total.total() == 1000
     assert {outcome.status for outcome in total} == {GONE, 200, 400, 413, 429}
     assert descriptors < 60
-    assert sizes[-1] < sizes[2] + 8 * 2**20, sizes  # in the last 600
+    assert sizes[-1] < sizes[2] + 16 * 2**20, sizes  # in the last 600: pools still fill, requests would be much more
