@@ -88,13 +88,14 @@ def contents(folder: Path) -> dict[str, bytes]:
 
 
 def used(folder: Path) -> int:
-    """Bytes on the disk, what vanishes meanwhile left out."""
+    """Bytes on the disk, what vanishes meanwhile left out (os.walk passes over a folder that is gone, rglob raises)."""
     total = 0
-    for path in folder.rglob("*"):
-        try:
-            total += path.stat().st_blocks * 512
-        except OSError:
-            continue
+    for place, folders, names in os.walk(folder):
+        for name in folders + names:
+            try:
+                total += os.lstat(os.path.join(place, name)).st_blocks * 512
+            except OSError:
+                continue
     return total
 
 
