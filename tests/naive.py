@@ -148,6 +148,46 @@ def attention(q, keys, values, window, scale, sink=-np.inf):
     return out * inv
 
 
+def abs_top(x):
+    """The largest magnitude; NaN if there is one."""
+    return f32(np.abs(x).max(initial=0))
+
+
+def by_norm(x):
+    """x (D,) f32 -> (integers, scale) by its L2 norm."""
+    top = abs_top(x)
+    if top < f32(1e-30):
+        return np.zeros(len(x), np.int64), f32(0)
+    power = f32(2.0) ** f32(127 - min(int(top.view(np.int32)) >> 23, 253))
+    lanes = np.zeros(16, f32)
+    for i, value in enumerate(x * power):
+        lanes[i % 16] = fma(value, value, lanes[i % 16])
+    norm = np.sqrt(tree_sum(lanes))
+    return round_row(x, f32(32760) / norm * power), norm / f32(32760) / power
+
+
+def by_peak(x):
+    """x (D,) f32 -> (integers, scale) by its largest magnitude."""
+    top = abs_top(x)
+    if top < f32(1e-30):
+        return np.zeros(len(x), np.int64), f32(0)
+    return round_row(x, f32(8190) / top), top / f32(8190)
+
+
+def round_row(x, factor):
+    """x * factor to the nearest integers, ties to even; the product is exact in float64."""
+    return np.rint(np.asarray(x, np.float64) * np.float64(factor)).astype(np.int64)
+
+
+def round_weights(w):
+    """w (n,) f32 >= 0 -> (integers, scale) by the largest of 16 sums by lane."""
+    lanes = np.zeros(16, f32)
+    for i, value in enumerate(w):
+        lanes[i % 16] += value
+    top = lanes.max()
+    return round_row(w, f32(16380) / top if top > f32(1e-30) else 0), top / f32(16380)
+
+
 def route(logits, active, scoring, bias, n_group, topk_group, mode, norm, factor):
     """One row -> (ids ascending, weights)."""
     experts = len(logits)
