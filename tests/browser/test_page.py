@@ -6,6 +6,7 @@ import time
 import httpx
 import pytest
 from browser.waiting import until
+from server.faults import PATIENCE
 
 from coli.options import DraftOptions, GenerateOptions, SamplerOptions
 
@@ -189,7 +190,7 @@ def test_the_heat_map_shows_what_the_engine_counts(streaming, open_page, scheme)
     page.click("summary:has-text('as a table')")
     answer(page, ORDER)
     page.wait_for_timeout(3000)  # flashes fade, rates fall
-    state = httpx.get(f"{streaming.url}/engine").json()
+    state = httpx.get(f"{streaming.url}/engine", timeout=PATIENCE).json()
     wanted = state["map"]["state"]
     rows = [
         [layer, places.count("p"), places.count("c"), places.count("."), sum(used)]

@@ -217,10 +217,25 @@ class Screen:
 
     def wait_for(self, wanted: bytes) -> None:
         while wanted not in self._seen:
-            ready, _, _ = select.select([self._terminal], [], [], 60)
+            ready, _, _ = select.select([self._terminal], [], [], 300)
             assert ready, self._seen
             self._seen += os.read(self._terminal, 4096)
         self._seen = self._seen.partition(wanted)[2]
+
+
+# No answer ends before it is stopped, however late the signal comes.
+SLOWLY = """
+import sys, time
+from coli.cli.main import main
+from coli.conversation import Conversation
+ask = Conversation.ask
+def slowly(self, *rest, **more):
+    for piece in ask(self, *rest, **more):
+        yield piece
+        time.sleep(0.1)
+Conversation.ask = slowly
+main(sys.argv[1:])
+"""
 
 
 def leave(process: subprocess.Popen) -> int:
@@ -228,7 +243,7 @@ def leave(process: subprocess.Popen) -> int:
     for _ in range(10):
         process.send_signal(signal.SIGINT)
         with contextlib.suppress(subprocess.TimeoutExpired):
-            return process.wait(5)
+            return process.wait(10)
     raise AssertionError("it did not leave")
 
 
@@ -237,7 +252,7 @@ def test_ctrl_c_stops_the_answer_and_the_second_at_the_prompt_leaves():
     args = ["chat", "--temp", "0", "--ignore-eos", "--ngen", "1500", "--color", "never"]
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "USAGE_SAVE": "0", "TERM": "dumb"}
     process = subprocess.Popen(
-        [sys.executable, "-m", "coli", *args], stdin=theirs, stdout=theirs, stderr=theirs, env=environment, cwd=ROOT,
+        [sys.executable, "-c", SLOWLY, *args], stdin=theirs, stdout=theirs, stderr=theirs, env=environment, cwd=ROOT,
         start_new_session=True,
     )  # fmt: skip
     os.close(theirs)
@@ -254,6 +269,7 @@ def test_ctrl_c_stops_the_answer_and_the_second_at_the_prompt_leaves():
         screen.wait_for(b"ngen = 2")
         screen.wait_for(b"> ")
         os.write(ours, b"hi\n")
+        screen.wait_for(b"hi\r\n")
         screen.wait_for(b"> ")
         assert leave(process) == 130
     finally:

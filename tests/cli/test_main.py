@@ -1,12 +1,10 @@
 import ast
-import contextlib
 import dataclasses
 import os
 import resource
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -195,14 +193,18 @@ def test_a_request_to_end_is_quiet_and_told_by_the_status(model, number):
 
 
 def test_the_second_interrupt_ends_a_kernel_that_does_not_listen(model):
-    with start("run", "--model", model, "--quiet", "hi", stdout=subprocess.PIPE, code=DEAF) as process:
-        assert process.stdout.read(6) == b"Paris!"
-        process.send_signal(signal.SIGINT)
-        with contextlib.suppress(subprocess.TimeoutExpired):  # raised unless the kernel had not quite begun
-            process.wait(timeout=0.3)
-        process.send_signal(signal.SIGINT)
-        assert process.wait(timeout=60) == 130
-        assert process.stderr.read() == b""
+    deaf = False
+    while not deaf:
+        with start("run", "--model", model, "--quiet", "hi", stdout=subprocess.PIPE, code=DEAF) as process:
+            assert process.stdout.read(6) == b"Paris!"
+            process.send_signal(signal.SIGINT)
+            try:
+                process.wait(timeout=1)  # ends where the kernel had not quite begun: then once more
+            except subprocess.TimeoutExpired:
+                deaf = True
+                process.send_signal(signal.SIGINT)
+            assert process.wait(timeout=300) == 130
+            assert process.stderr.read() == b""
 
 
 @pytest.mark.parametrize(("debug", "shown"), [("", False), ("1", True)])
@@ -237,8 +239,6 @@ def test_ignored_signals_stay_ignored(model):
 
 def test_text_is_flushed_as_it_comes(model):
     with start("run", "--model", model, "--quiet", "--endless", "hi", stdout=subprocess.PIPE) as process:
-        started = time.monotonic()
-        assert process.stdout.read(30).startswith(b"Paris is ")
-        assert time.monotonic() - started < 300
+        assert process.stdout.read(30).startswith(b"Paris is ")  # the answer has no end
         process.send_signal(signal.SIGINT)
         process.wait(timeout=300)

@@ -13,6 +13,8 @@ pytest.importorskip("starlette")
 openai = pytest.importorskip("openai")
 uvicorn = pytest.importorskip("uvicorn")
 
+from server.faults import PATIENCE  # noqa: E402
+
 from coli.builtin import DEMO_MODEL  # noqa: E402
 from coli.errors import ColiError  # noqa: E402
 from coli.llm import LLM  # noqa: E402
@@ -29,7 +31,7 @@ class Running:
 
     def __init__(self, url: str, worker: Worker, port: int) -> None:
         self.url, self.worker, self.port = url, worker, port
-        self.client = openai.OpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0, timeout=60)
+        self.client = openai.OpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0, timeout=PATIENCE)
         self.stop: Callable[[], None]
         self.notices: list[str] = []
 
@@ -64,6 +66,7 @@ def start(tmp_path_factory) -> Iterator[Callable[..., Running]]:
         api = Api(llm, worker, named, defaults or GenerateOptions(max_tokens=64), disk_speed)
         listener = socket.socket()
         listener.bind(("127.0.0.1", 0))
+        listener.listen(512)  # before its thread takes connections up: nobody is refused
         config = uvicorn.Config(api.app(), log_level="critical", lifespan="off", ws="none", timeout_graceful_shutdown=5)
         server = uvicorn.Server(config)
         api.view.leaving = lambda: server.should_exit

@@ -7,6 +7,8 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
+from server.faults import PATIENCE
+
 ROOT = Path(__file__).parent.parent.parent
 ENVIRONMENT = {**os.environ, "PYTHONPATH": str(ROOT), "USAGE_SAVE": "0"}
 
@@ -26,7 +28,7 @@ def serving(*args: object, more: Sequence[str] = ()) -> Iterator[tuple[str, subp
             assert "serving" in said[-1], "".join(said)
             yield said[-1].split()[-1], process
             process.terminate()
-            assert process.wait(60) == 143
+            assert process.wait(PATIENCE) == 143
             rest = process.stderr.read().splitlines()
             assert [line for line in rest if not line.startswith("coli: graph drafts")] == [*more]
         finally:

@@ -11,6 +11,8 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
+from server.faults import PATIENCE
+
 CHAT = "/v1/chat/completions"
 HUGE = 9 * 2**20
 GONE = 0  # the client did not stay for an answer
@@ -30,7 +32,7 @@ def body(rng: random.Random, **more: object) -> dict[str, object]:
 
 
 def asked(port: int, data: bytes, path: str = CHAT, method: str = "POST") -> tuple[int, bytes]:
-    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=120)
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=PATIENCE)
     try:
         connection.request(method, path, data)
         answer = connection.getresponse()
@@ -40,7 +42,7 @@ def asked(port: int, data: bytes, path: str = CHAT, method: str = "POST") -> tup
 
 
 def opened(port: int, data: bytes, length: int | None = None) -> socket.socket:
-    connection = socket.create_connection(("127.0.0.1", port), timeout=120)
+    connection = socket.create_connection(("127.0.0.1", port), timeout=PATIENCE)
     head = (
         f"POST {CHAT} HTTP/1.1\r\nHost: localhost\r\nContent-Length: {len(data) if length is None else length}\r\n\r\n"
     )
@@ -94,7 +96,7 @@ def leaves(port: int, rng: random.Random) -> Outcome:
 def half_sent(port: int, rng: random.Random) -> Outcome:
     data = json.dumps(body(rng)).encode()
     if rng.random() < 0.3:  # not even the head is complete
-        connection = socket.create_connection(("127.0.0.1", port), timeout=120)
+        connection = socket.create_connection(("127.0.0.1", port), timeout=PATIENCE)
         connection.sendall(b"POST /v1/chat/completions HTTP/1.1\r\nHost: loc")
     else:
         connection = opened(port, data[: rng.randint(0, len(data) - 1)], len(data))

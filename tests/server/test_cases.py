@@ -9,6 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 import openai
 import pytest
 from containers import MTP_FIXTURE, container
+from server.faults import PATIENCE, held, until
 from server.processes import ENVIRONMENT
 
 from coli.builtin import DEMO_MODEL
@@ -115,8 +116,11 @@ def test_requests_that_an_mtp_head_drafts_for_side_by_side_get_what_they_get_alo
         return server.client.completions.create(**body).choices[0].text
 
     alone = [complete(at) for at in range(6)]
-    with ThreadPoolExecutor(6) as pool:
-        assert list(pool.map(complete, range(6))) == alone
+    with ThreadPoolExecutor(6) as pool, held(server) as go:
+        together = pool.map(complete, range(6))
+        until(lambda: server.worker.waiting >= 3)
+        go.set()
+        assert list(together) == alone
     assert server.worker.draft_counters()["mtp"]["proposed"] > 100
     assert server.worker.counts.step_rows > server.worker.counts.steps
 
@@ -127,7 +131,7 @@ def test_a_json_body_may_be_any_json_text(server):
 
     for content, status in ((r"\u0041\ud83d\ude00", 200), (r"\ud83d", 400), (r"\u0000", 200)):
         data = f'{{"messages": [{{"role": "user", "content": "{content}"}}], "max_tokens": 1}}'
-        answer = httpx.post(f"{server.url}/v1/chat/completions", content=data, timeout=60)
+        answer = httpx.post(f"{server.url}/v1/chat/completions", content=data, timeout=PATIENCE)
         assert answer.status_code == status, answer.text
         assert json.loads(answer.text)
 
@@ -138,5 +142,5 @@ def test_what_is_no_number_is_refused(server, field):
 
     for value in ("NaN", "Infinity", "-Infinity", "1e999"):
         data = f'{{"messages": [{{"role": "user", "content": "x"}}], "max_tokens": 1, "{field}": {value}}}'
-        answer = httpx.post(f"{server.url}/v1/chat/completions", content=data, timeout=60)
+        answer = httpx.post(f"{server.url}/v1/chat/completions", content=data, timeout=PATIENCE)
         assert (answer.status_code, answer.json()["error"]["param"]) == (400, field), answer.text

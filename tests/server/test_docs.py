@@ -9,6 +9,7 @@ from pathlib import Path
 
 import httpx
 import pytest
+from server.faults import PATIENCE
 
 ROOT = Path(__file__).parent.parent.parent
 LINES = [line for line in (ROOT / "docs" / "server.md").read_text().splitlines() if line.startswith("curl ")]
@@ -25,7 +26,7 @@ def test_curl_line(server, line):
     if len(words) > 1:
         assert words[1] == "-d"
         body = words[2]
-    answer = httpx.get(url) if body is None else httpx.post(url, content=body, timeout=60)
+    answer = httpx.get(url, timeout=PATIENCE) if body is None else httpx.post(url, content=body, timeout=PATIENCE)
     assert answer.status_code == 200, answer.text
     if body is not None and json.loads(body).get("stream"):
         assert answer.text.endswith("data: [DONE]\n\n")

@@ -6,6 +6,7 @@ import re
 import httpx
 import numpy as np
 import pytest
+from server.faults import PATIENCE
 
 from coli.builtin import DEMO_MODEL
 from coli.options import DraftOptions, EngineOptions
@@ -18,7 +19,7 @@ ORDER = [{"role": "user", "content": "List as NDJSON. Orders: 3 lamps for Ana at
 
 @pytest.mark.parametrize("path", sorted(PATHS))
 def test_files_are_sent_with_a_policy_that_allows_this_server_only(server, path):
-    answer = httpx.get(f"{server.url}{path}")
+    answer = httpx.get(f"{server.url}{path}", timeout=PATIENCE)
     assert answer.status_code == 200
     policy = dict(part.strip().split(" ", 1) for part in answer.headers["content-security-policy"].split(";"))
     assert policy["default-src"] == "'none'"
@@ -39,10 +40,13 @@ def test_no_file_names_another_place_or_holds_inline_code():
 
 def test_the_page_needs_no_key_but_the_engine_does(start):
     server = start(api_key="secret", slots=1)
-    assert all(httpx.get(server.url + path).status_code == 200 for path in PATHS)
+    assert all(httpx.get(server.url + path, timeout=PATIENCE).status_code == 200 for path in PATHS)
     for path in ("/engine", "/engine/events"):
-        assert httpx.get(server.url + path).status_code == 401
-    assert httpx.get(f"{server.url}/engine", headers={"Authorization": "Bearer secret"}).status_code == 200
+        assert httpx.get(server.url + path, timeout=PATIENCE).status_code == 401
+    assert (
+        httpx.get(f"{server.url}/engine", headers={"Authorization": "Bearer secret"}, timeout=PATIENCE).status_code
+        == 200
+    )
 
 
 @pytest.fixture(scope="module")
@@ -67,7 +71,7 @@ def ask(server, **more):
 
 def test_what_is_seen_equals_the_counters(small):
     answers = [ask(small), ask(small, max_tokens=9)]
-    seen = httpx.get(f"{small.url}/engine").json()
+    seen = httpx.get(f"{small.url}/engine", timeout=PATIENCE).json()
     store = small.worker._llm.load(0).store
     stats = store.stats()
     assert {name: seen["experts"][name] for name in ("hits", "pinned_hits", "misses", "reads", "bytes_read")} == {
@@ -92,7 +96,7 @@ def test_what_is_seen_equals_the_counters(small):
 
 
 def test_events_come_when_something_changes_and_end_with_the_server(small):
-    with httpx.stream("GET", f"{small.url}/engine/events", timeout=60) as watching:
+    with httpx.stream("GET", f"{small.url}/engine/events", timeout=PATIENCE) as watching:
         lines = (line for line in watching.iter_lines() if line.startswith("data: "))
         first = json.loads(next(lines).removeprefix("data: "))
         ask(small, max_tokens=12)

@@ -4,11 +4,11 @@ import json
 import shutil
 import subprocess
 import sys
-import threading
 from pathlib import Path
 
 import httpx
 import pytest
+from server.faults import PATIENCE, until
 from server.processes import ENVIRONMENT, serving
 
 from coli.builtin import DEMO_MODEL
@@ -23,7 +23,7 @@ MODES = [{"temperature": 0}, {"temperature": 1.1}]
 
 
 def ask(url: str, body: dict) -> dict:
-    answer = httpx.post(f"{url}/v1/chat/completions", json=body, timeout=60)
+    answer = httpx.post(f"{url}/v1/chat/completions", json=body, timeout=PATIENCE)
     assert answer.status_code == 200, answer.text
     return answer.json()
 
@@ -55,13 +55,13 @@ def test_a_reopened_server_goes_on_with_the_bytes_of_one_that_never_stopped(star
     stopping.stop()
     again = start(session=path)
     assert "1 conversation, " in again.notices[0]
-    props = httpx.get(f"{again.url}/props").json()
+    props = httpx.get(f"{again.url}/props", timeout=PATIENCE).json()
     assert (props["session"], props["session_restored_tokens"] > 100) == (str(path), True)
     answer = ask(again.url, {**second(first), **mode})
     assert answer["choices"] == whole["choices"]
     cached = answer["usage"]["prompt_tokens_details"]["cached_tokens"]
     assert cached == whole["usage"]["prompt_tokens_details"]["cached_tokens"] > 100
-    assert f"coli_cached_prompt_tokens_total {cached}.0" in httpx.get(f"{again.url}/metrics").text
+    assert f"coli_cached_prompt_tokens_total {cached}.0" in httpx.get(f"{again.url}/metrics", timeout=PATIENCE).text
 
 
 def test_what_was_used_last_is_kept_longest_also_behind_a_restart(start, kept, tmp_path):
@@ -83,11 +83,7 @@ def test_an_idle_server_writes_what_is_cheap_and_one_that_was_asked_nothing_writ
     path = tmp_path / "sessions"
     server = start(session=path)
     ask(server.url, FIRST)
-    ticks = threading.Event()
-    for _ in range(500):
-        if path.exists():
-            break
-        ticks.wait(0.02)
+    until(path.exists)
     before = path.stat().st_mtime_ns
     server.stop()
     assert path.stat().st_mtime_ns == before
@@ -194,7 +190,7 @@ def test_a_process_keeps_its_conversations_when_a_signal_ends_it(tmp_path):
         first = ask(url, FIRST)
     path.chmod(0o600)
     with serving("--session", path) as (url, _):
-        assert httpx.get(f"{url}/props").json()["session_restored_tokens"] > 100
+        assert httpx.get(f"{url}/props", timeout=PATIENCE).json()["session_restored_tokens"] > 100
         assert ask(url, second(first))["usage"]["prompt_tokens_details"]["cached_tokens"] > 100
     damaged(path, "cut")
     command = [sys.executable, "-m", "coli", "serve", "--port", "0", "--quiet", "--session", path]

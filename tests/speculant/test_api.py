@@ -217,7 +217,7 @@ def test_a_pickle_another_model_s_graph_and_nothing_are_refused(home: Path):
 
 def test_the_legal_example_runs(home: Path):
     command = [sys.executable, str(ROOT / "scripts" / "legal_example.py"), "--model", MODEL_NAME, "--max-tokens", "12"]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=120, env={**_environment(home)})
+    done = subprocess.run(command, capture_output=True, text=True, timeout=600, env={**_environment(home)})
     assert done.returncode == 0, done.stderr
     assert "What is a force majeure clause?" in done.stdout
     assert done.stderr.count("acceptance rate: ") == 3
@@ -231,4 +231,4 @@ def _environment(home: Path) -> dict[str, str]:
 
 def test_importing_it_is_light():
     code = "import coli.speculant, sys; assert not {'numba', 'numpy'} & sys.modules.keys(), sorted(sys.modules)"
-    subprocess.run([sys.executable, "-c", code], check=True, env=_environment(Path()), timeout=60)
+    subprocess.run([sys.executable, "-c", code], check=True, env=_environment(Path()), timeout=600)

@@ -11,7 +11,7 @@ from coli.store.places import RecordPlaces
 from coli.store.reader import Read, ReaderThreads
 
 L, E = 3, 16
-PATIENCE_S = 20.0
+PATIENCE_S = 300.0
 
 
 class Gates:

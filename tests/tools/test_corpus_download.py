@@ -188,7 +188,7 @@ def test_a_full_disk_is_one_error_and_nothing_half_written(site: Site, tmp_path:
 def test_the_command_fetches_and_a_graph_is_built_of_it(site: Site, tmp_path: Path):
     environment = {**os.environ, "HF_ENDPOINT": site.address, "HF_HOME": str(tmp_path / "hf")}
     command = [sys.executable, "-m", "coli", "corpus", "download", "wikipedia", "--max-docs", "25"]
-    done = subprocess.run([*command, "-o", str(tmp_path)], env=environment, capture_output=True, text=True, timeout=120)
+    done = subprocess.run([*command, "-o", str(tmp_path)], env=environment, capture_output=True, text=True, timeout=600)
     assert done.returncode == 0, done.stderr
     assert "licence: cc-by-sa-3.0, gfdl" in done.stderr
     assert ids(tmp_path / "wikipedia.jsonl") == WANTED[:25]
@@ -202,7 +202,7 @@ def test_the_command_fetches_and_a_graph_is_built_of_it(site: Site, tmp_path: Pa
         "-o",
         str(tmp_path / "g"),
     ]
-    done = subprocess.run(build, capture_output=True, text=True, timeout=120)
+    done = subprocess.run(build, capture_output=True, text=True, timeout=600)
     assert done.returncode == 0, done.stderr
     assert "25 documents" in done.stderr
 

@@ -30,8 +30,8 @@ def test_hostile_text_is_shown_and_does_nothing(tmp_path: Path):
     command = [BROWSER, "--headless", "--no-sandbox", "--disable-gpu", f"--user-data-dir={tmp_path / 'profile'}"]
     address = (tmp_path / "page.html").as_uri()
     shot = tmp_path / "page.png"
-    subprocess.run([*command, f"--screenshot={shot}", address], check=True, timeout=120, capture_output=True)
-    done = subprocess.run([*command, "--dump-dom", address], check=True, timeout=120, capture_output=True, text=True)
+    subprocess.run([*command, f"--screenshot={shot}", address], check=True, timeout=600, capture_output=True)
+    done = subprocess.run([*command, "--dump-dom", address], check=True, timeout=600, capture_output=True, text=True)
     assert shot.read_bytes().startswith(b"\x89PNG")
     assert shot.stat().st_size > 20_000
     seen = done.stdout
