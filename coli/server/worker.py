@@ -266,8 +266,8 @@ class Worker:
         active = self.slots.active
         for each in active:
             if each.job.cancelled:
+                self.counts.cancelled += 1  # first: whoever sees the slot free finds the count right
                 self._release(each)
-                self.counts.cancelled += 1
         active = [each for each in active if not each.job.cancelled]
         reading = sorted((each for each in active if each.running.reading), key=lambda each: each.slot.used)
         if reading:

@@ -28,7 +28,7 @@ def browser():
     if BROWSER is None:
         pytest.skip("no Chromium: install Debian's package or name one in CHROMIUM")
     with playwright.sync_playwright() as running:
-        chromium = running.chromium.launch(executable_path=BROWSER, args=["--no-sandbox"])
+        chromium = running.chromium.launch(executable_path=BROWSER, args=["--no-sandbox", "--disable-dev-shm-usage"])
         yield chromium
         chromium.close()
 
@@ -41,6 +41,7 @@ def open_page(browser):
     def opened(server, expect_errors: bool = False, wait: bool = True, **context):
         contexts.append(browser.new_context(**context))
         page = contexts[-1].new_page()
+        page.set_default_timeout(300_000)
         page.on(
             "request", lambda request: wrong.append(request.url) if not request.url.startswith(server.url) else None
         )

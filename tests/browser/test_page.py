@@ -6,7 +6,8 @@ import time
 import httpx
 import pytest
 from browser.waiting import until
-from server.faults import PATIENCE
+from server.faults import PATIENCE, held, job_of, settled
+from server.faults import until as happens
 
 from coli.options import DraftOptions, GenerateOptions, SamplerOptions
 
@@ -73,14 +74,16 @@ def test_stop_keeps_what_was_said_and_the_next_message_works(server, open_page):
     page.fill("#max_tokens", "100000")
     page.fill("#temperature", "30")
     cancelled = server.worker.counts.cancelled
-    say(page, "hello")
-    until(page, "document.querySelector('.said.assistant .text')?.textContent.length > 20")
-    page.click("#stop")
-    page.wait_for_selector(".note:has-text('stopped')")
+    with held(server, steps=60):  # of an answer that cannot end before it is stopped
+        say(page, "hello")
+        until(page, "document.querySelector('.said.assistant .text')?.textContent.length > 20")
+        job = job_of(server)
+        page.click("#stop")
+        page.wait_for_selector(".note:has-text('stopped')")
+        happens(lambda: job.cancelled)
     assert page.evaluate("document.activeElement.id") == "question"
     assert page.is_enabled("#send")
-    page.wait_for_timeout(500)
-    assert server.worker.counts.cancelled == cancelled + 1
+    happens(lambda: server.worker.counts.cancelled == cancelled + 1)
     page.fill("#max_tokens", "5")
     assert answer(page, "hello again")
 
@@ -90,10 +93,11 @@ def test_escape_stops_and_the_keyboard_reaches_everything(server, open_page):
     page.click("summary:has-text('Settings')")
     page.fill("#max_tokens", "100000")
     page.fill("#temperature", "30")
-    say(page, "hello")
-    until(page, "document.querySelector('.said.assistant .text')?.textContent.length > 5")
-    page.keyboard.press("Escape")
-    page.wait_for_selector(".note:has-text('stopped')")
+    with held(server, steps=60):
+        say(page, "hello")
+        until(page, "document.querySelector('.said.assistant .text')?.textContent.length > 5")
+        page.keyboard.press("Escape")
+        page.wait_for_selector(".note:has-text('stopped')")
     page.evaluate("document.activeElement.blur()")
     reached = []
     for _ in range(25):
@@ -143,9 +147,9 @@ def test_a_server_with_a_key_asks_for_it(start, open_page):
     page.wait_for_selector("#key", state="visible")
     for key in ("wrong", "secret"):
         page.fill("#key", key)
-        page.keyboard.press("Enter")
-        page.wait_for_timeout(1000)
-        assert page.is_visible("#key") == (key == "wrong")
+        with page.expect_response(lambda answer, wrong=key == "wrong": (answer.status == 401) == wrong):
+            page.keyboard.press("Enter")
+        page.wait_for_selector("#key", state="visible" if key == "wrong" else "hidden")
     until(page, "document.getElementById('model').textContent.startsWith('demo')")
     assert answer(page, ORDER)
 
@@ -189,9 +193,14 @@ def test_the_heat_map_shows_what_the_engine_counts(streaming, open_page, scheme)
     page = open_page(streaming, color_scheme=scheme)
     page.click("summary:has-text('as a table')")
     answer(page, ORDER)
-    page.wait_for_timeout(3000)  # flashes fade, rates fall
+    assert settled(streaming)
     state = httpx.get(f"{streaming.url}/engine", timeout=PATIENCE).json()
     wanted = state["map"]["state"]
+    until(page, "document.getElementById('tps').textContent === '0'")  # rates fall
+    for _ in range(1000):  # flashes fade
+        if page.evaluate(PIXELS, [len(wanted), len(wanted[0])]) == wanted:
+            break
+        page.wait_for_timeout(100)
     rows = [
         [layer, places.count("p"), places.count("c"), places.count("."), sum(used)]
         for layer, places, used in zip(state["model"]["layers"], wanted, state["map"]["used"], strict=True)
@@ -294,7 +303,7 @@ def test_streaming_on_and_on_does_not_grow_the_tab(start, open_page, seconds):
     page.fill("#temperature", "3")
     tools = page.context.new_cdp_session(page)
     sizes, began, tokens = [], time.monotonic(), 0
-    while time.monotonic() - began < seconds or len(sizes) < 3:
+    while time.monotonic() - began < seconds or len(sizes) < 4:
         for turn in range(4):
             answer(page, f"{ORDER} {turn}")
         page.click("#clear")
@@ -304,4 +313,4 @@ def test_streaming_on_and_on_does_not_grow_the_tab(start, open_page, seconds):
         tokens = server.worker.counts.generated_tokens
     print(f"{tokens} tokens in {time.monotonic() - began:.0f} s; heap and nodes: {sizes[:2]} ... {sizes[-2:]}")
     assert max(nodes for _, nodes in sizes) < 400
-    assert sizes[-1][0] < sizes[1][0] + 1_000_000
+    assert min(heap for heap, _ in sizes[-2:]) < sizes[1][0] + 1_000_000

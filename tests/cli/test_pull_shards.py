@@ -93,9 +93,11 @@ def used(folder: Path) -> int:
     for place, folders, names in os.walk(folder):
         for name in folders + names:
             try:
-                total += os.lstat(os.path.join(place, name)).st_blocks * 512
+                found = os.lstat(os.path.join(place, name))
             except OSError:
                 continue
+            # blocks, since files may have holes; no more than the size, since some file systems give out more ahead
+            total += min(found.st_blocks * 512, -(-found.st_size // 4096) * 4096)
     return total
 
 
@@ -121,11 +123,12 @@ def test_it_is_converted_as_it_comes_and_the_source_goes(site, files, whole, tmp
     done = hub(site, tmp_path, *BIG, "--delete-source", "--threads", "1")
     stop.set()
     thread.join()
+    peak[0] = max(peak[0], used(tmp_path))
     assert done.returncode == 0, done.stderr
     assert contents(tmp_path / "big") == whole
     assert not (tmp_path / ".downloads" / "big").exists()
     container = sum(map(len, whole.values()))
-    assert max(weights(files)) < peak[0] < container + max(weights(files)) + 600_000
+    assert container < peak[0] < container + max(weights(files)) + 600_000
     assert peak[0] < sum(weights(files)) / 2
     assert sorted(fetched(site)) == sorted(name for name in files if name.endswith(".safetensors"))
 
@@ -267,16 +270,24 @@ def dying(site: Site, home: Path, calls: int) -> subprocess.CompletedProcess[str
     """`coli pull` that is killed in front of the `calls`-th of its calls that change something on the disk."""
     pytest.importorskip("huggingface_hub")
     environment = {**os.environ, "COLI_HOME": str(home), "HF_ENDPOINT": site.address, "HF_HOME": str(home / "hf")}
+    environment |= {"PYTHONDONTWRITEBYTECODE": "1"}  # which would be such calls too, the first time
     command = [sys.executable, "-c", PROGRAM, str(calls)]
     return subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
 
 
-@pytest.mark.slow
-def test_killed_again_and_again_it_gets_there(site, whole, tmp_path):
-    done = dying(site, tmp_path / "never", 10**9)
+@pytest.fixture(scope="module")
+def total(files, whole, tmp_path_factory) -> int:
+    """How many such calls a pull takes that nobody kills."""
+    home = tmp_path_factory.mktemp("never")
+    with serving(Site(repositories={"org/big": dict(files)})) as site:
+        done = dying(site, home, 10**9)
     assert done.returncode == 0, done.stderr
-    total = int(done.stdout)
-    assert contents(tmp_path / "never" / "big") == whole
+    assert contents(home / "big") == whole
+    return int(done.stdout)
+
+
+@pytest.mark.slow
+def test_killed_again_and_again_it_gets_there(site, whole, total, tmp_path):
     draw = random.Random(11)
     for trial in range(4):
         home, kills = tmp_path / str(trial), 0
@@ -291,8 +302,7 @@ def test_killed_again_and_again_it_gets_there(site, whole, tmp_path):
 
 
 @pytest.mark.parametrize("share", [0.5, 0.97])
-def test_a_kill_costs_no_more_than_the_file_in_hand(site, files, whole, tmp_path, share):
-    total = 1619  # of such calls
+def test_a_kill_costs_no_more_than_the_file_in_hand(site, whole, total, tmp_path, share):
     done = dying(site, tmp_path, int(total * share))
     assert done.returncode == -signal.SIGKILL, done.stderr
     site.requests.clear()

@@ -11,12 +11,12 @@ import pytest
 from convert.checkpoints import ORACLE, edit_config
 
 HIDDEN, EXPERTS, INTER, VOCAB = 1024, 64, 1024, 65536
-PEAK_BYTES = 450_000_000  # of which the interpreter with numba is about 150 MB
+PEAK_BYTES = 450_000_000  # on two threads; of which the interpreter with numba is about 150 MB
 SCRIPT = """
 import sys
 from pathlib import Path
 from coli.convert import ConvertOptions, convert
-print(convert(Path(sys.argv[1]), Path(sys.argv[2]), ConvertOptions(), print).peak_memory_bytes)
+print(convert(Path(sys.argv[1]), Path(sys.argv[2]), ConvertOptions(threads=2), print).peak_memory_bytes)
 """
 
 

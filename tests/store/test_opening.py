@@ -99,6 +99,8 @@ def test_cached_share_sees_the_page_cache(tmp_path: Path) -> None:
     for path in paths:
         path.read_bytes()
     assert opening.cached_share(paths) in (0.0, 1.0)  # 0 where the kernel does not say
+    if opening.filesystem_type(tmp_path) in ("tmpfs", "ramfs"):
+        return  # all there is of these files is in memory
     for path in paths:
         with path.open("rb") as file:
             os.fsync(file.fileno())

@@ -67,7 +67,7 @@ def naive_visits(slots: int, unions: list[tuple[int, list[int]]]) -> list[int]:
 
 @pytest.mark.parametrize(("order", "naive"), [(LruOrder, naive_visits), (ClockOrder, naive_clock)])
 @given(slots=st.integers(A, L * E), seed=st.integers(0, 2**32 - 1))
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 def test_decoding_equals_a_cache_that_looks_at_every_key(
     order: Callable[[int, int], EvictionOrder],
     naive: Callable[[int, list[tuple[int, list[int]]]], list[int]],
@@ -87,7 +87,7 @@ def test_decoding_equals_a_cache_that_looks_at_every_key(
 
 
 @given(st.lists(st.tuples(st.sampled_from("spdr"), st.integers(0, 15), st.integers(0, 99)), max_size=200))
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 def test_stamp_heap_pops_the_least_stamp(steps: list[tuple[str, int, int]]) -> None:
     heap, twin = StampHeap(), {}
     keep: set[int] = set()
