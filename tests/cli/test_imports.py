@@ -27,7 +27,7 @@ sys.exit(status)
 def imported(names: set[str], *args: str) -> str:
     """Which of these modules `coli ARGS` imports."""
     done = subprocess.run(
-        [sys.executable, "-c", SHOWN, ",".join(sorted(names)), *args], capture_output=True, text=True, timeout=300
+        [sys.executable, "-c", SHOWN, ",".join(sorted(names)), *args], capture_output=True, text=True, timeout=900
     )
     assert done.returncode == 0, done.stderr
     return done.stderr.splitlines()[-1]

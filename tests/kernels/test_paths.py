@@ -22,7 +22,7 @@ def fingerprint(simd: str, threads: int, variables: tuple[tuple[str, str], ...] 
     environment = {key: value for key, value in os.environ.items() if not key.startswith(("NUMBA_CPU", "NPY_"))}
     done = subprocess.run(
         [sys.executable, str(SCRIPT), simd, str(threads)],
-        capture_output=True, text=True, timeout=600, env={**environment, **dict(variables)},
+        capture_output=True, text=True, timeout=1200, env={**environment, **dict(variables)},
     )  # fmt: skip
     assert done.returncode == 0, done.stderr[-2000:]
     return json.loads(done.stdout)

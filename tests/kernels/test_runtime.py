@@ -35,7 +35,7 @@ def run(*settings: object, **environment: str) -> tuple[list, str]:
     """(cold before, cold after, note, threads, result) of a fresh process."""
     done = subprocess.run(
         [sys.executable, "-c", REPORT, json.dumps(settings)],
-        capture_output=True, text=True, timeout=300, env={**os.environ, **environment},
+        capture_output=True, text=True, timeout=900, env={**os.environ, **environment},
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     return json.loads(done.stdout), done.stderr
@@ -88,7 +88,7 @@ def test_what_is_in_the_cache_is_loaded_without_numba():
     for expected in (None, "[]"):  # what is missing is compiled by the first process
         done = subprocess.run(
             [sys.executable, "-c", LOADED, *settings],
-            capture_output=True, text=True, timeout=300,
+            capture_output=True, text=True, timeout=900,
         )  # fmt: skip
         assert done.returncode == 0, done.stderr[-2000:]
         layer, _, loaded = done.stdout.strip().partition(" ")
@@ -122,7 +122,7 @@ def test_the_queue_runs_every_part_once(tmp_path):
         [sys.executable, "-c", QUEUE, json.dumps(["auto", str(tmp_path), 2])],
         capture_output=True,
         text=True,
-        timeout=300,
+        timeout=900,
     )
     assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout)[4] == [1, *[3.0] * 9]
@@ -174,7 +174,7 @@ def test_kernels_run_without_a_cache(tmp_path):
         "runtime.configure(", "runtime.choose_folder = lambda folder: (None, None)\nruntime.configure("
     )
     done = subprocess.run(
-        [sys.executable, "-c", script, "[]"], capture_output=True, text=True, timeout=300,
+        [sys.executable, "-c", script, "[]"], capture_output=True, text=True, timeout=900,
         env={**os.environ, "HOME": str(tmp_path)},
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
@@ -208,7 +208,7 @@ def test_waiting_workers_soon_give_their_processor_away():
     """libgomp reads its environment when it is loaded; its own default (300000) halts a busy machine."""
     layer = "from coli.kernels import runtime; runtime.configure(); print(runtime.threading_layer())"
     done = subprocess.run(
-        [sys.executable, "-c", layer], capture_output=True, text=True, timeout=300,
+        [sys.executable, "-c", layer], capture_output=True, text=True, timeout=900,
         env={**os.environ, "OMP_DISPLAY_ENV": "verbose"},
     )  # fmt: skip
     if done.stdout.strip() != "omp" or "GOMP_SPINCOUNT" not in done.stderr:
@@ -243,7 +243,7 @@ def test_vnni_paths_compile_for_processors_that_have_it(tmp_path, name, path):
         "alderlake": "+avx,+avx2,+fma,+f16c,+bmi,+bmi2,+avxvnni",
     }[name]
     done = subprocess.run(
-        [sys.executable, "-c", COMPILE, str(tmp_path)], capture_output=True, text=True, timeout=300,
+        [sys.executable, "-c", COMPILE, str(tmp_path)], capture_output=True, text=True, timeout=900,
         env={**os.environ, "NUMBA_CPU_NAME": name, "NUMBA_CPU_FEATURES": features},
     )  # fmt: skip
     assert done.returncode == 0, done.stderr[-2000:]
@@ -268,5 +268,5 @@ def test_a_cold_cache_is_filled_by_several_processes(tmp_path):
         "cold = runtime.cold(); runtime.warm(); print(cold, runtime.cold(), len(psutil.Process().children()))"
     )
     for expected in ("True False 0", "False False 0"):
-        done = subprocess.run([sys.executable, "-c", code, str(tmp_path)], capture_output=True, text=True, timeout=300)
+        done = subprocess.run([sys.executable, "-c", code, str(tmp_path)], capture_output=True, text=True, timeout=900)
         assert done.stdout.strip() == expected, done.stderr

@@ -49,8 +49,7 @@ def test_the_page_needs_no_key_but_the_engine_does(start):
     )
 
 
-@pytest.fixture(scope="module")
-def small(start, tmp_path_factory):
+def small_server(start, tmp_path_factory):
     """Room for a quarter of the experts, two of layer 0 pinned."""
     pins = tmp_path_factory.mktemp("pins") / "pins.json"
     container = Container.open(DEMO_MODEL)
@@ -64,12 +63,18 @@ def small(start, tmp_path_factory):
     return start(engine=engine, drafts=DraftOptions(draft=6, gate="always"))
 
 
+@pytest.fixture(scope="module")
+def small(start, tmp_path_factory):
+    return small_server(start, tmp_path_factory)
+
+
 def ask(server, **more):
     arguments = {"model": "demo", "messages": ORDER, "temperature": 0, "max_tokens": 24, **more}
     return server.client.chat.completions.create(**arguments)
 
 
-def test_what_is_seen_equals_the_counters(small):
+def test_what_is_seen_equals_the_counters(start, tmp_path_factory):
+    small = small_server(start, tmp_path_factory)
     answers = [ask(small), ask(small, max_tokens=9)]
     seen = httpx.get(f"{small.url}/engine", timeout=PATIENCE).json()
     store = small.worker._llm.load(0).store
