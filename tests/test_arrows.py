@@ -14,7 +14,8 @@ ALLOWED = {
     "errors": set(),
     "impostors": set(),
     "setting_values": set(),
-    "options": {"setting_values"},
+    "settings_table": {"setting_values"},
+    "options": {"settings_table"},
     "kernels": set(),
     "store": {"options", "kernels", "impostors"},
     "model": {"kernels", "store"},
@@ -36,7 +37,7 @@ ALLOWED = {
         "builtin",
         "session_file",
     },
-    "speculant": {"llm", "tools", "drafts", "text", "options", "builtin"},
+    "speculant": {"llm", "tools", "drafts", "text", "options", "settings_table", "builtin"},
     "report": {"engine", "store", "drafts", "process_use"},
 }
 # engine takes SamplerOptions and other frozen values; a flag or path never reaches it

@@ -6,8 +6,9 @@ import pytest
 
 from coli import options
 from coli.errors import OptionError
-from coli.options import BY_NAME, TABLE, Setting, resolve
+from coli.options import resolve
 from coli.setting_values import Bounds, parse_value, utf8
+from coli.settings_table import BY_NAME, TABLE, EnvName, Setting
 
 
 def value(name, flag=None, **environ):
@@ -154,7 +155,7 @@ def test_known_variables_are_not_called_unknown():
     assert not [n for n in resolve({}, environ, names=[]).notices if "unknown" in n]
 
 
-LATER = Setting("x", "drafts", "int", 8, "an effect", "--x", options._env("COLI_X"), Bounds(1, 9), later="x drafts")
+LATER = Setting("x", "drafts", "int", 8, "an effect", "--x", (EnvName("COLI_X"),), Bounds(1, 9), later="x drafts")
 
 
 def test_flag_of_a_feature_that_is_not_there_is_refused(monkeypatch):

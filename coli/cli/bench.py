@@ -17,7 +17,8 @@ from coli.cli.model_path import model_path
 from coli.cli.report_lines import percent, size
 from coli.cli.streams import Streams, one_line, write_output
 from coli.errors import OptionError
-from coli.options import BY_NAME, EngineOptions, Resolved, kernel_cache, resolve
+from coli.options import EngineOptions, Resolved, kernel_cache, resolve
+from coli.settings_table import BY_NAME
 
 if TYPE_CHECKING:
     from coli.tools.bench import Test

@@ -19,15 +19,8 @@ from coli.cli.model_path import model_path
 from coli.cli.report_lines import report_lines
 from coli.cli.streams import Streams
 from coli.errors import ColiError, OptionError
-from coli.options import (
-    BY_NAME,
-    GenerateOptions,
-    Resolved,
-    draft_options,
-    engine_options,
-    generate_options,
-    resolve,
-)
+from coli.options import GenerateOptions, Resolved, draft_options, engine_options, generate_options, resolve
+from coli.settings_table import BY_NAME
 
 if TYPE_CHECKING:
     from coli.generation import GenerationResult

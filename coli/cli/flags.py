@@ -7,7 +7,7 @@ from typing import Any, TypeVar
 
 import click
 
-from coli.options import BY_NAME, TABLE, Setting
+from coli.settings_table import BY_NAME, TABLE, Setting
 
 F = TypeVar("F", bound=Callable[..., Any])
 

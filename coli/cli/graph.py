@@ -17,7 +17,8 @@ from coli.cli.model_path import model_path
 from coli.cli.streams import Streams
 from coli.errors import OptionError
 from coli.impostors import open_input
-from coli.options import TABLE, draft_options, engine_options, generate_options, resolve
+from coli.options import draft_options, engine_options, generate_options, resolve
+from coli.settings_table import TABLE
 
 if TYPE_CHECKING:
     from coli.drafts.ngram_index import Mixing

@@ -12,7 +12,8 @@ from coli.cli.flags import GENERATE, settings_options
 from coli.cli.model_path import model_path
 from coli.cli.streams import Streams
 from coli.errors import OptionError
-from coli.options import BY_NAME, draft_options, engine_options, resolve
+from coli.options import draft_options, engine_options, resolve
+from coli.settings_table import BY_NAME
 
 SERVER = ("host", "port", "api_key", "slots", "queue", "session")
 _UNUSED = ("prompt", "prompt_ids", "raw", "system", "json", "tokens")  # of one answer: requests say these

@@ -9,7 +9,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field, fields
 from typing import Any
 
-from coli.options import BY_NAME, GraphKnobs, resolve
+from coli.options import GraphKnobs, resolve
+from coli.settings_table import BY_NAME
 
 # field of each configuration -> setting; the setting has the variable, the bounds and mostly the default
 _GRAPH = {

@@ -11,7 +11,8 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 from coli.errors import ColiError
-from coli.options import TABLE, DraftOptions, GenerateOptions, SamplerOptions, engine_options, resolve
+from coli.options import DraftOptions, GenerateOptions, SamplerOptions, engine_options, resolve
+from coli.settings_table import TABLE
 from coli.speculant.configs import DraftConfig, GenerationConfig, VerifierConfig
 from coli.speculant.models import Notice, model_folder
 

@@ -9,7 +9,7 @@ import pytest
 from cli import fake_llm
 
 from coli.cli import main
-from coli.options import OWN_PREFIXES, TABLE
+from coli.settings_table import OWN_PREFIXES, TABLE
 
 
 @dataclass

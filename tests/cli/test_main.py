@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from coli import __version__
-from coli.options import BY_NAME
+from coli.settings_table import BY_NAME
 
 ROOT = Path(__file__).parent.parent.parent
 WITH_FAKE = (

@@ -1,6 +1,6 @@
 from cli.scripts import load
 
-from coli.options import TABLE
+from coli.settings_table import TABLE
 
 
 def test_settings_page_is_current():
