@@ -15,8 +15,13 @@ IDENTIFYING = ("vendor_id", "cpu family", "model", "model name", "stepping", "mi
 
 
 class Target(NamedTuple):
+    """A processor as LLVM is told of it: its model, and every feature with + or - before it ("+avx,-avx512f,...").
+
+    Code compiled for one runs only where all of its + features are; the cache of compiled kernels is kept per target.
+    """
+
     name: str
-    features: str  # "+avx,-avx512f,..."
+    features: str
 
 
 # What a forced avx2 compiles for on a processor that has more: the features of the first avx2 processors.
