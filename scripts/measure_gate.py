@@ -2,22 +2,24 @@
 
     python scripts/measure_gate.py SMOL [--demo coli/data/demo] [--only GROUP ...] [--rounds 3] > table.md
     python scripts/measure_gate.py MODEL --never-slower resident|third|SIZE [--rounds 3]
-    python scripts/measure_gate.py MODEL --merged [--rounds 2]
+    python scripts/measure_gate.py MODEL --merged [--rounds 3] [--minutes 5]
     python scripts/measure_gate.py --cost MODEL ... > costs.md
 
 The first form: seven prompts, each without drafts and with the gates always, seed and auto, on two models, with all
 experts in memory and with a third of them (CAP). Every run loads the model anew in this process, so that it records
-its tapes as a new process would; kernels and page cache are warm. The order off, always, seed, auto, off again is
-repeated --rounds times and a run is compared with the mean of the two plain runs around it, so that a slow change of
-the machine falls out. `auto` keeps its costs in one file per model and budget: its first run starts without any.
+its tapes as a new process would; kernels and page cache are warm. A round is plain, always, seed, auto, plain again;
+the next one begins one place later and goes backwards, and so on, so that no place and no neighbour is one gate's own.
+A run is compared with the mean of its round's plain runs, and these with each other: "plain over plain" is what the
+measure itself errs by. `auto` keeps its costs in one file per model and budget: its first run starts without any.
 With a third of the experts there is one round less, no source alone, and SMOL has a third of the tokens. --open-once
 loads a model that is slow to load only once per budget; its gate then goes on from run to run. The demo model
 comes first; what has not begun after --minutes (14) is left out and named, so the whole takes 15 at most.
 
 --never-slower: novel prose, a near-miss corpus, a wrong grammar and a perfect corpus on one model, with all experts in
-memory, a third of them, or as many as SIZE (as --ram) holds; --merged: NDJSON, code edit, replay and a repeated
-question with all sources and each alone, `seed` (the order of priority) and `auto`. Each ends in a line that says what
-the medians come to. --cpu takes seconds of this thread's processor time, on one thread, for a machine that is busy.
+memory, a third of them, or as many as SIZE (as --ram) holds. Ends in a line with the worst median of each gate.
+--merged: NDJSON, code edit, replay and a repeated question with each source alone, all in order of priority (`seed`)
+and all merged (`auto`), in turn. Rounds begin as long as there are minutes. Ends in a line per prompt that compares
+merged with the best source alone. --cpu takes this thread's processor seconds, on one thread, for a busy machine.
 
 The last form: what a forward of 1..17 rows costs and how many distinct experts it uses, all experts in memory and
 with a third of them; about a minute a model.
@@ -29,7 +31,7 @@ import argparse
 import sys
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import median
@@ -46,6 +48,8 @@ from gate_prompts import Group, groups
 from measure_drafts import PROSE
 
 GATES = ("always", "seed", "auto")
+MINUTES, MERGED_MINUTES = 14.0, 5.0
+OTHER = " **other ids**"
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,14 +85,16 @@ class Bench:
         """Without drafts."""
         return self.answer(group, DraftOptions(enabled=False)).ids
 
-    def answer(self, group: Group, drafts: DraftOptions) -> Run:
+    def answer(self, group: Group, drafts: DraftOptions, tokens: int | None = None) -> Run:
+        """tokens: fewer than the group's."""
         llm = self._open = self._open or LLM.open(self.model, self.engine, lambda notice: None)
         try:
             ids = llm.prompt_ids(group.prompt, raw=group.raw)
-            tokens = min(group.tokens, llm.spec.max_position_embeddings - len(ids) - 1)
-            llm.load(len(ids) + tokens)
+            most = min(group.tokens, llm.spec.max_position_embeddings - len(ids) - 1)
+            llm.load(len(ids) + most)
             began = time.thread_time()
-            result = llm.generate(ids, GenerateOptions(tokens, ignore_eos=True), drafts).result
+            options = GenerateOptions(min(most, tokens or most), ignore_eos=True)
+            result = llm.generate(ids, options, drafts).result
             return Run(result.token_ids, result.report, time.thread_time() - began if self._cpu else None)
         finally:
             if not self._once:
@@ -101,7 +107,55 @@ def a_third(model: Path) -> int:
         return max(1, llm.spec.num_experts // 3)
 
 
-Medians = dict[tuple[str, str], float]  # prompt, gate -> speed over plain decoding
+Runs = dict[str, list[Run]]  # by variant, one a round
+PLAIN, AGAIN = "plain", "plain again"  # the same; what lies between them is the measure's own error
+
+
+def alternate(bench: Bench, prompt: Group, variants: Mapping[str, DraftOptions], rounds: int, deadline: float) -> Runs:
+    """The prompt once a round without drafts, with each of `variants`, and again without.
+
+    Each round begins one place later than the one before, and every second one goes backwards: who follows whom, and
+    what grows or fades over the rounds, falls on all alike. One short run before the first is not counted.
+    """
+    off = DraftOptions(enabled=False)
+    every = {PLAIN: off, **variants, AGAIN: off}
+    runs: Runs = {name: [] for name in every}
+    bench.answer(prompt, off, tokens=16)
+    for turn in range(rounds):
+        if turn and time.monotonic() > deadline:
+            break
+        names = list(every)
+        names = names[turn % len(names) :] + names[: turn % len(names)]
+        for name in reversed(names) if turn % 2 else names:
+            runs[name].append(bench.answer(prompt, every[name]))
+    return runs
+
+
+def over_plain(runs: Runs, name: str) -> list[float]:
+    """Speeds of a variant over the mean of its round's plain runs; of AGAIN over the other plain run."""
+    plain = zip(runs[PLAIN], runs[AGAIN] if name != AGAIN else runs[PLAIN], strict=True)
+    return [(a.seconds + b.seconds) / 2 / run.seconds for (a, b), run in zip(plain, runs[name], strict=True)]
+
+
+def spread(ratios: Sequence[float]) -> str:
+    return f"{median(ratios):.2f} ({min(ratios):.2f}-{max(ratios):.2f})"
+
+
+def same_ids(runs: Runs, name: str) -> bool:
+    return {run.ids for run in runs[name]} == {runs[PLAIN][0].ids}
+
+
+def plain_cells(runs: Runs) -> list[str]:
+    """Ids, plain tokens/s, and plain over plain."""
+    plain = [run.seconds for run in runs[PLAIN] + runs[AGAIN]]
+    return [
+        f"{len(runs[PLAIN][0].ids)}",
+        f"{1 / median(plain):.1f} ({max(plain) / min(plain):.2f})",
+        spread(over_plain(runs, AGAIN)),
+    ]
+
+
+Medians = dict[tuple[str, str], tuple[float, str]]  # prompt, gate -> speed over plain decoding, and of plain over plain
 
 
 def measure(
@@ -109,62 +163,78 @@ def measure(
 ) -> tuple[bool, Medians]:
     """Print the rows of one model and budget. Returns whether all ids were plain decoding's, and the medians."""
     same, medians = True, Medians()
-    off = DraftOptions(enabled=False)
     for group in chosen:
         if time.monotonic() > deadline:
             print(f"out of time: {label}, {group.name} not measured", file=sys.stderr)
             continue
-        ratios: dict[str, list[float]] = {gate: [] for gate in gates}
-        last: dict[str, Run] = {}
-        fastest = dict.fromkeys(gates, float("inf"))
-        equal = dict.fromkeys(gates, True)
-        before = bench.answer(group, off)
-        plain = [before.seconds]
-        for _ in range(rounds):
-            runs = {gate: bench.answer(group, replace(group.drafts, gate=gate)) for gate in gates}
-            after = bench.answer(group, off)
-            for gate, run in runs.items():
-                ratios[gate].append((before.seconds + after.seconds) / 2 / run.seconds)
-                equal[gate] = equal[gate] and run.ids == before.ids == after.ids
-                last[gate] = run
-                fastest[gate] = min(fastest[gate], run.seconds)
-            before = after
-            plain.append(after.seconds)
-        noise = max(plain) / min(plain)
-        cells = [label, group.name, f"{len(before.ids)}", f"{1 / median(plain):.1f} ({noise:.2f})"]
+        variants = {gate: replace(group.drafts, gate=gate) for gate in gates}
+        runs = alternate(bench, group, variants, rounds, deadline)
+        fastest = min(run.seconds for run in runs[PLAIN] + runs[AGAIN])
+        cells = [label, group.name, *plain_cells(runs)]
         for gate in gates:
-            low, high = min(ratios[gate]), max(ratios[gate])
-            medians[group.name, gate] = median(ratios[gate])
-            mark = "" if equal[gate] else " **other ids**"
-            cells.append(
-                f"**{median(ratios[gate]):.2f}** ({low:.2f}-{high:.2f}) {min(plain) / fastest[gate]:.2f} / "
-                f"{last[gate].report['tokens_per_forward']:.2f}{mark}"
-            )
-        cells.append(gate_cell(last[gates[-1]].report, before.report))
+            ratios, equal = over_plain(runs, gate), same_ids(runs, gate)
+            medians[group.name, gate] = median(ratios), spread(over_plain(runs, AGAIN))
+            best = fastest / min(run.seconds for run in runs[gate])
+            last = runs[gate][-1].report["tokens_per_forward"]
+            cells.append(f"**{spread(ratios)}** {best:.2f} / {last:.2f}" + ("" if equal else OTHER))
+            same = same and equal
+        cells.append(gate_cell(runs[gates[-1]][-1].report, runs[PLAIN][-1].report))
         print("| " + " | ".join(cells) + " |", flush=True)
-        same = same and all(equal.values())
     return same, medians
 
 
-def verdicts(medians: Medians, merged: bool) -> list[str]:
-    """What the medians come to: the worst of each gate, or merged prompts beside the best source alone."""
-    if not merged:
-        worst: dict[str, tuple[float, str]] = {}
-        for (name, gate), speed in medians.items():
-            worst[gate] = min(worst.get(gate, (speed, name)), (speed, name))
-        return [f"worst of `{gate}`: {speed:.3f} ({name})" for gate, (speed, name) in worst.items()]
-    lines = []
-    for (name, gate), speed in medians.items():
-        whole, _, what = name.partition(", ")
-        alone = [
-            (other, found)
-            for (found, by), other in medians.items()
-            if by == gate and found.startswith(f"{whole}, ") and found.endswith(" alone")
-        ]
-        if alone and what and not what.endswith(" alone"):
-            best, best_name = max(alone)
-            lines.append(f"{whole}, `{gate}`: merged {speed:.2f}, best alone {best:.2f} ({best_name})")
-    return lines
+def merged(bench: Bench, label: str, chosen: Sequence[Group], rounds: int, deadline: float) -> bool:
+    """Print a row per prompt and way to draft: each source alone, all in order of priority, all merged.
+
+    Each prompt has its share of the time. Returns whether all ids were plain decoding's.
+    """
+    same, lines = True, []
+    print("| model | prompt | drafts | tokens/forward | tok/s | speed over plain decoding |\n|" + "---|" * 6)
+    for at, group in enumerate(chosen):
+        prompt = group.name.partition(", ")[0]
+        only = alone(group.drafts)
+        variants = {
+            **only,
+            "priority order": replace(group.drafts, gate="seed"),
+            "merged": replace(group.drafts, gate="auto"),
+        }
+        share = (deadline - time.monotonic()) / (len(chosen) - at)
+        runs = alternate(bench, group, variants, rounds, time.monotonic() + share)
+        for name in (*variants, AGAIN):
+            depths = [run.report["tokens_per_forward"] for run in runs[name]]
+            speed = f"{1 / median(run.seconds for run in runs[name]):.1f}"
+            ratio = spread(over_plain(runs, name)) + ("" if same_ids(runs, name) else OTHER)
+            print(f"| {label} | {prompt} | {name} | {spread(depths)} | {speed} | {ratio} |", flush=True)
+            same = same and same_ids(runs, name)
+        best = max(only, key=lambda name: median(over_plain(runs, name)))
+        pairs = zip(runs["merged"], runs[best], strict=True)
+        beside = spread([one.seconds / ours.seconds for ours, one in pairs])
+        ratio = f"{median(over_plain(runs, 'merged')) / median(over_plain(runs, best)):.2f}"
+        lines.append(f"{prompt}, {len(runs[PLAIN])} rounds: merged over {best}: {ratio}, by rounds {beside}")
+    print("\n" + "\n".join(lines), flush=True)
+    return same
+
+
+def alone(drafts: DraftOptions) -> dict[str, DraftOptions]:
+    """Each source of `drafts` by itself, under the measured gate."""
+    none = DraftOptions(draft=0, gate="auto")
+    found = {
+        "grammar alone": drafts.grammar and replace(none, grammar=drafts.grammar),
+        "corpus alone": drafts.corpus and replace(none, corpus=drafts.corpus),
+        "n-gram alone": drafts.draft and replace(none, draft=drafts.draft),
+    }
+    return {name: options for name, options in found.items() if options}
+
+
+def verdicts(medians: Medians) -> list[str]:
+    """What the medians come to: the worst of each gate, beside plain over plain of the same rounds."""
+    worst: dict[str, tuple[float, str, str]] = {}
+    for (name, gate), (speed, error) in medians.items():
+        worst[gate] = min(worst.get(gate, (speed, name, error)), (speed, name, error))
+    return [
+        f"worst of `{gate}`: {speed:.3f} ({name}; plain over plain in the same rounds {error})"
+        for gate, (speed, name, error) in worst.items()
+    ]
 
 
 def gate_cell(auto: dict[str, Any], plain: dict[str, Any]) -> str:
@@ -187,13 +257,13 @@ def gates(args: argparse.Namespace) -> bool:
         "prompt",
         "ids",
         "plain tok/s (max/min)",
+        "plain over plain",
         *(f"`{gate}`" for gate in args.gate),
         "auto, last run",
     )
-    print(
-        "Speed over plain decoding: **median** (range), fastest over fastest plain run / tokens/forward, last round.\n"
-    )
-    print("| " + " | ".join(columns) + " |\n|" + "---|" * len(columns), flush=True)
+    if not args.merged:
+        print("Speed over plain: **median** (range), fastest over fastest plain run / tokens/forward, last round.\n")
+        print("| " + " | ".join(columns) + " |\n|" + "---|" * len(columns), flush=True)
     same, deadline = True, time.monotonic() + 60 * args.minutes
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
@@ -216,10 +286,14 @@ def gates(args: argparse.Namespace) -> bool:
                 kept = {"usage": folder / f"{demo}-usage.json", "gate_file": folder / f"{demo}-{engine.cap}.json"}
                 engine = replace(engine, pin="off", threads=1 if args.cpu else None, **kept)
                 with Bench(model, engine, args.open_once, args.cpu) as bench:
+                    if args.merged:
+                        several = [group for group in shorter if len(alone(group.drafts)) > 1]
+                        same = merged(bench, title, several, rounds, deadline)
+                        continue
                     equal, medians = measure(bench, title, shorter, args.gate, rounds, deadline)
                 same = same and equal
-                if args.never_slower or args.merged:
-                    print("\n" + "\n".join(verdicts(medians, args.merged)), flush=True)
+                if args.never_slower:
+                    print("\n" + "\n".join(verdicts(medians)), flush=True)
     return same
 
 
@@ -300,7 +374,7 @@ def main() -> int:
     parser.add_argument("--only", action="append", default=[], choices=names)
     parser.add_argument("--budget", default="", help="resident, or how many experts a layer: only this budget")
     parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--minutes", type=float, default=14.0)
+    parser.add_argument("--minutes", type=float)
     parser.add_argument("--tokens", type=int, default=500)
     parser.add_argument("--gate", action="append", default=[], choices=GATES, help="only these")
     parser.add_argument("--open-once", action="store_true", help="one process for all runs of a budget, as a server")
@@ -313,8 +387,9 @@ def main() -> int:
         args.only = args.only or ["prose", "near-miss", "wrong", "perfect"]
     elif args.merged:
         args.only = [*(args.only or ["perfect", "ndjson", "code", "questions"]), "alone"]
-        args.gate = args.gate or ["seed", "auto"]
     args.gate = args.gate or list(GATES)
+    if args.minutes is None:
+        args.minutes = MERGED_MINUTES if args.merged else MINUTES
     if not args.cost:
         return 0 if gates(args) else 1
     print("| model, experts in memory | rows | " + " | ".join(str(rows) for rows in range(1, 18)) + " |")

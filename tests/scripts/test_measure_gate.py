@@ -36,7 +36,7 @@ def test_what_has_no_time_left_is_named(monkeypatch: pytest.MonkeyPatch, capsys:
     ("flags", "last"),
     [
         (["--never-slower", "third", "--only", "wrong", "--cpu", "--gate", "auto"], "worst of `auto`: "),
-        (["--merged", "--only", "code"], "log line, `auto`: merged "),
+        (["--merged", "--only", "code"], "log line, 1 rounds: merged over "),
     ],
 )
 def test_the_lists_of_one_model_end_in_a_verdict(
