@@ -132,8 +132,9 @@ class Engine:
         commit(self.sample(sampler, logits, len(session.token_ids)))
         stats.ttft_s = time.perf_counter() - began
         while True:
-            emitted = commit.take()
+            emitted, began = commit.take(), time.perf_counter()
             drafter.commit(emitted)
+            stats.decode_s += time.perf_counter() - began  # drafting pays for what it learns, too
             yielded = len(session.token_ids) - len(emitted)
             try:
                 for token_id in emitted:
