@@ -20,7 +20,9 @@ STREAMING_SHARE = 0.02  # of the experts a plain forward uses, read on average: 
 PRIOR_SAMPLES = 0.5  # of two rows, that the prior slope counts as
 SHRUNK_BY = 3.0  # samples by which a row count is drawn to the line all of them share
 DOUBT, CERTAIN_FROM = 0.4, 13  # relative error of a sample, for the lower bound; samples that leave no doubt
-UNKNOWN_DOUBT = 0.4  # of a row count never measured
+# Of what a row count never measured is thought to cost more than the next smaller measured one; where that is a plain
+# forward, only the prior has thought it
+UNKNOWN_DOUBT, PRIOR_DOUBT = 0.6, 0.8
 OUTLIER = 3.0  # a sample beyond this many times the estimate counts as just that
 
 
@@ -122,7 +124,7 @@ class RowCosts:
         at = bisect_left(self._rows, rows)
         floor, known = self.ratio(self._rows[at - 1] if at else 1), self._known.get(rows)
         if known is None:
-            return max(floor, drawn * (1 - UNKNOWN_DOUBT))
+            return floor + (drawn - floor) * (1 - (UNKNOWN_DOUBT if self.most_rows > 1 else PRIOR_DOUBT))
         doubt = DOUBT / math.sqrt(SHRUNK_BY + known.weight) - DOUBT / math.sqrt(SHRUNK_BY + CERTAIN_FROM)
         return max(floor, min(drawn * (1 - max(doubt, 0.0)), known.ratio if doubt > 0 else drawn))
 
@@ -180,6 +182,9 @@ class RowCosts:
         for (left, low, _), (right, high, _) in pairwise(points):
             curve += [low + (high - low) * (rows - left) / (right - left) for rows in range(left + 1, right + 1)]
         last, at_last, _ = points[-1]
+        if above:  # beyond the largest it goes on as steeply as it rose there: more rows do not become cheaper
+            (before, at_before, _), (_, measured, _) = points[-2], above[-1]
+            slope = min(max(slope, (measured - at_before) / (last - before)), STEEPEST_SLOPE)
         return curve + [at_last + slope * (rows - last) for rows in range(last + 1, MAX_ROWS + 1)]
 
 

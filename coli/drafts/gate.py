@@ -9,13 +9,15 @@ reads no clock, so a simulated machine can drive it.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from typing import Any, Protocol
 
 from coli.drafts.costs import MAX_ROWS, RowCosts
 
-# Draft tokens of one forward. Every new number of rows has to be prepared for once, so that large ones are few.
-SIZES = (1, 2, 3, 4, 5, 6, 7, 8, 10, 12, 16, 24, 32, 48, 63)
+# Draft tokens of one forward. Every new number of rows has to be prepared for once, so that large ones are few. With
+# the newest id 12 and 16 rows fill the kernels' blocks; where experts stream, reads outweigh that.
+SIZES = (1, 2, 3, 4, 5, 6, 7, 8, 11, 15, 24, 32, 48, 63)
+STREAMED_SIZES = (1, 2, 3, 4, 5, 6, 7, 8, 11, 16, 24, 32, 48, 63)
 FEW_SIZES = (3, 8, 16, 32)  # where that takes long
 DEAR_PREPARATION = 4.0  # plain forwards
 # A dear one must be earned back: that many forwards are thought to follow, in each of which something is right as often
@@ -76,9 +78,28 @@ class GateCounts:
     bytes_saved: int = 0  # expert bytes likewise
     bytes_wasted: int = 0
 
+    def add_share(self, other: GateCounts, responses: int) -> None:
+        """What a forward shared by so many came to."""
+        self.closed += other.closed
+        self.lost += other.lost / responses
+        self.gained += other.gained / responses
+        self.bytes_saved += round(other.bytes_saved / responses)
+        self.bytes_wasted += round(other.bytes_wasted / responses)
+
+
+@dataclass(slots=True)
+class Served:
+    """What the gate keeps of one response, while others may begin and end."""
+
+    counts: GateCounts = field(default_factory=GateCounts)
+    prepared: set[int] = field(default_factory=set)  # row counts it has run
+    steps: int = 0
+    proofs: int = 0
+    together: dict[int, Served] = field(default_factory=dict)  # in forwards shared by so many
+
 
 class Gate:
-    """Decides for one response after another; costs may be shared and remembered.
+    """Decides for one response after another, or several by turns; costs may be shared and remembered.
 
     Responses that decode together have a gate of their own per number of responses (`among`). There a plain forward is
     one of a row for each, `rows` is 1 and the drafts of all, and a right draft is worth less: it spares one of them a
@@ -87,16 +108,15 @@ class Gate:
 
     def __init__(self, costs: RowCosts | None = None, responses: int = 1) -> None:
         self.costs = costs if costs is not None else RowCosts()
-        self.counts = GateCounts()
+        self._served = Served()
         self._responses = responses
         self._among: dict[int, Gate] = {}
         self._last_shared: SharedForward | None = None
+        self._last_counts = GateCounts()  # what it came to
         self._account = FIRST_ALLOWANCE
         self._for_preparing = FIRST_PREPARATIONS
-        self._steps = self._proofs = 0
         self._is_closed = False
         self._is_drafting = False
-        self._prepared: set[int] = set()  # row counts this response has run
         self._since_plain = 0
         self._since_probe = PROBE_EVERY
         self._since_retry = 0
@@ -107,14 +127,10 @@ class Gate:
         self._first_plain_s = 0.0
         self._closings = 0  # since the account was last full
 
-    def begin(self) -> None:
+    def begin(self) -> Served:
         """A new response: a forward of each row count has to be prepared for again."""
-        self.counts = GateCounts()
-        self._prepared.clear()
-        self._steps = self._proofs = 0
-        for shared in self._among.values():
-            shared.counts = GateCounts()
-            shared._steps = shared._proofs = 0
+        self._served = Served()
+        return self._served
 
     def among(self, responses: int) -> Gate:
         """The gate for forwards that so many responses share."""
@@ -123,6 +139,21 @@ class Gate:
         if responses not in self._among:
             self._among[responses] = Gate(RowCosts(self.costs.cycle_bytes), responses)
         return self._among[responses]
+
+    def serving(self, served: Served, responses: int = 1) -> Gate:
+        """The gate for forwards that so many responses share, about to decide for one of them."""
+        gate = self.among(responses)
+        if gate is not self:
+            if responses not in served.together:
+                served.together[responses] = Served(prepared=gate._served.prepared)  # sessions of one shape
+            served = served.together[responses]
+        gate._served = served
+        return gate
+
+    @property
+    def counts(self) -> GateCounts:
+        """Of the response it was last about to decide for."""
+        return self._served.counts
 
     @property
     def is_closed(self) -> bool:
@@ -136,7 +167,7 @@ class Gate:
 
     def proved(self) -> None:
         """What a source said about the next id was right, drafted or not."""
-        self._proofs += 1
+        self._served.proofs += 1
 
     def depth_limit(self, limit: int) -> int:
         """Draft tokens worth asking for: what could pay if all were right, and not far beyond what lately was right."""
@@ -144,7 +175,7 @@ class Gate:
 
     def choose(self, chances: Sequence[float]) -> int:
         """How many nodes to draft. chances: path probabilities, likeliest first, each the sum's next term."""
-        self._steps += 1
+        self._served.steps += 1
         if not chances:
             self.counts.plain += 1
             return 0
@@ -177,7 +208,7 @@ class Gate:
             while taken < size:
                 tokens += chances[taken]
                 taken += 1
-            preparing = 0.0 if size + 1 in self._prepared else share
+            preparing = 0.0 if size + 1 in self._served.prepared else share
             gain = tokens / (costs.ratio(size + 1) + preparing)
             if gain > best:
                 best, best_size = gain, size
@@ -204,28 +235,28 @@ class Gate:
 
         What is not prepared and cannot be afforded or earned back is left out.
         """
-        known = self._prepared
+        known = self._served.prepared
         dear = self._preparation() > DEAR_PREPARATION
         affordable = self._for_preparing > 0 and self._may_prepare
-        sizes = []
-        for size in SIZES:
+        sizes, steps = [], STREAMED_SIZES if self.costs.streams else SIZES
+        for size in steps:
             if size > count:
                 break
             if size + 1 in known or (affordable and (not dear or size in FEW_SIZES)):
                 sizes.append(size)
-        return [*sizes, count] if count not in SIZES and count + 1 in known else sizes
+        return [*sizes, count] if count not in steps and count + 1 in known else sizes
 
     @property
     def _may_prepare(self) -> bool:
         preparation = self._preparation()
         if preparation <= DEAR_PREPARATION:
             return True
-        return self._proofs * SPARED * FOLLOWING >= preparation * (self._steps + BEFORE)
+        return self._served.proofs * SPARED * FOLLOWING >= preparation * (self._served.steps + BEFORE)
 
     def _price(self, rows: int) -> float:
         """Plain forwards `rows` rows cost, with a share of the preparation if this response has not run them yet."""
         ratio = self.costs.ratio(rows)
-        if rows not in self._prepared:
+        if rows not in self._served.prepared:
             ratio += self._preparation() / PREPARED_FOR
         return ratio
 
@@ -262,7 +293,7 @@ class Gate:
         self._since_retry += 1
         if self._since_retry < self._retry_after or self.costs.highest(2) - tokens > self._account:
             return 0
-        if 2 not in self._prepared and not self._may_prepare:
+        if 2 not in self._served.prepared and not self._may_prepare:
             return 0
         self._since_retry = 0
         self._retry_after = min(2 * self._retry_after, RETRY_AT_MOST)
@@ -270,17 +301,19 @@ class Gate:
         return 1
 
     def measured_shared(self, forward: SharedForward, expert_bytes: int) -> None:
-        """A forward of several responses: each of them tells, it counts once."""
-        if forward is self._last_shared:
-            return
-        self._last_shared = forward
-        drafted = forward.rows - forward.responses
-        self.measured(1 + drafted, forward.committed / forward.responses, forward.seconds, expert_bytes)
+        """A forward of several responses: each of them tells and has its share of the gain, costs count it once."""
+        served = self._served
+        if forward is not self._last_shared:
+            self._last_shared, self._served = forward, Served(prepared=served.prepared)
+            drafted = forward.rows - forward.responses
+            self.measured(1 + drafted, forward.committed / forward.responses, forward.seconds, expert_bytes)
+            self._last_counts, self._served = self.counts, served
+        served.counts.add_share(self._last_counts, forward.responses)
 
     def measured(self, rows: int, committed: float, seconds: float, expert_bytes: int) -> None:
         """The forward behind the last `choose`: `rows` rows gave `committed` tokens in `seconds`."""
-        costs, first = self.costs, rows not in self._prepared
-        self._prepared.add(rows)
+        costs, first = self.costs, rows not in self._served.prepared
+        self._served.prepared.add(rows)
         # the first of its kind includes preparing for it: not what the next one will cost
         if not first:
             costs.add(rows, seconds, expert_bytes)
@@ -337,13 +370,14 @@ class Gate:
             self._closings = 0
 
     def report(self) -> dict[str, Any]:
-        """JSON-ready: decisions, costs and the account of this response."""
+        """JSON-ready: decisions in the response last served, costs and the account."""
         counts = asdict(self.counts)
         for name in ("lost", "gained"):
             counts[f"seconds_{name}"] = round(counts.pop(name), 6)
         counts["declined_forwards"] = counts.pop("declined")
         found = {**counts, "allowance_plain_forwards": round(self._account, 3), "costs": self.costs.table()}
-        shared = {str(count): gate.report() for count, gate in sorted(self._among.items())}
+        served = self._served
+        shared = {str(count): self.serving(served, count).report() for count in sorted(served.together)}
         return {**found, "together": shared} if shared else found
 
 

@@ -14,7 +14,7 @@ from typing import Any
 
 from coli.drafts.acceptance import Acceptance
 from coli.drafts.base import MAX_DRAFT_TOKENS, Counters, Draft, DraftSource
-from coli.drafts.gate import Gate, SharedForward, gate_lines
+from coli.drafts.gate import Gate, Served, SharedForward, gate_lines
 from coli.drafts.merge import DraftLog, DraftTree, counter_lines, in_order
 from coli.drafts.spacing import Spacing
 from coli.drafts.trie import LEAST_CHANCE, DraftChain, DraftTrie
@@ -44,6 +44,7 @@ class TreeSources:
         """expert_bytes: read so far; clock: seconds, for the share of time that drafting takes."""
         self.sources = in_order(sources)
         self.gate = gate
+        self._served = Served()
         self.expert_bytes = expert_bytes
         self._acceptance = acceptance if acceptance is not None else Acceptance()
         self._vocab_size = vocab_size
@@ -67,7 +68,7 @@ class TreeSources:
         for source in self.sources:
             source.begin(prompt_ids)
         if self.gate is not None:
-            self.gate.begin()
+            self._served = self.gate.begin()
         self._found = None
 
     def commit(self, token_ids: Sequence[int]) -> None:
@@ -122,8 +123,7 @@ class TreeSources:
         return self._acceptance.probability(self._names[source], match_length, depth)
 
     def _gate_now(self) -> Gate | None:
-        gate = self.gate
-        return gate if gate is None or self._responses == 1 else gate.among(self._responses)
+        return None if self.gate is None else self.gate.serving(self._served, self._responses)
 
     def _gathered(self, most: int, spaced: bool) -> Found | None:
         """What the sources say, where they are `spaced` those that are due."""
@@ -230,14 +230,15 @@ class TreeSources:
         self._forward_s += seconds
         self._log.measured(rows, committed)
         if self.gate is not None:
-            self.gate.measured(rows, committed, seconds, self.expert_bytes() - self._bytes_before)
+            gate = self.gate.serving(self._served)
+            gate.measured(rows, committed, seconds, self.expert_bytes() - self._bytes_before)
 
     def measured_together(self, rows: int, committed: int, forward: SharedForward) -> None:
         """The same for a forward shared with others, of which `rows` and `committed` were this response's."""
         self._forward_s += forward.seconds / forward.responses
         self._log.measured(rows, committed)
         if self.gate is not None:
-            gate = self.gate.among(forward.responses)
+            gate = self.gate.serving(self._served, forward.responses)
             gate.measured_shared(forward, self.expert_bytes() - self._bytes_before)
 
     def _learn(self, found: Found, token_ids: Sequence[int]) -> None:
@@ -278,7 +279,7 @@ class TreeSources:
             "declined": dict(self._declined),
             "acceptance": self._acceptance.table(),
         }
-        return found if self.gate is None else {**found, **self.gate.report()}
+        return found if self.gate is None else {**found, **self.gate.serving(self._served).report()}
 
     def report_lines(self) -> list[str]:
         """The sources' own lines, the counters, and what the gate did."""

@@ -30,6 +30,18 @@ def test_measured_counts_are_found_and_others_lie_between_or_go_on():
     assert not costs.is_known(6)
 
 
+def test_beyond_the_largest_count_costs_go_on_as_steeply_as_they_rose_at_last():
+    costs = costs_of({3: 1.4, 9: 2.6, 17: 6.6}, times=30)
+    assert costs.ratio(25) == pytest.approx(6.6 + 4.0, rel=0.05)
+    assert costs.ratio(17) < costs.lowest(25) < costs.ratio(25)
+    flat = costs_of({3: 2.0, 9: 2.0}, times=30)
+    assert flat.ratio(17) > 2.5, "or as the line that all of them share"
+
+
+def test_what_only_the_prior_says_is_doubted_most():
+    assert RowCosts().lowest(3) - 1 < (RowCosts().ratio(3) - 1) / 4
+
+
 def test_costs_never_fall_with_more_rows():
     costs = costs_of({2: 1.9, 3: 1.2, 4: 1.4, 8: 0.7, 16: 5.0})
     curve = [costs.ratio(rows) for rows in range(1, MAX_ROWS + 1)]

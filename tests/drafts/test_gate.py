@@ -196,8 +196,9 @@ def test_a_preparation_is_charged_what_it_takes():
 def shared(gate: Gate, responses: int, machine: Machine, chance: float, forwards: int) -> list[int]:
     """Sizes a response's gate chooses while all responses draft alike, a drafted id right with probability `chance`."""
     rng, sizes = random.Random(5), []
+    served = [gate.begin() for _ in range(responses)]
     for at in range(forwards):
-        size = gate.among(responses).choose([chance**depth for depth in range(1, 9)])
+        size = gate.serving(served[0], responses).choose([chance**depth for depth in range(1, 9)])
         right = 0
         for _ in range(responses):
             accepted = 0
@@ -206,8 +207,8 @@ def shared(gate: Gate, responses: int, machine: Machine, chance: float, forwards
             right += accepted
         rows = responses * (1 + size)
         forward = SharedForward(responses, rows, responses + right, machine(rows, at))
-        for _ in range(responses):
-            gate.among(responses).measured_shared(forward, 0)
+        for each in served:
+            gate.serving(each, responses).measured_shared(forward, 0)
         sizes.append(size)
     return sizes
 
@@ -228,8 +229,26 @@ def test_drafts_that_pay_among_many_are_drafted():
 
 def test_a_shared_forward_counts_once_and_apart():
     gate = Gate()
-    shared(gate, 3, linear(0.05), 0.9, 50)
+    last = shared(gate, 3, linear(0.05), 0.9, 50)
     assert gate.costs.table() == []
     together = gate.report()["together"]["3"]
-    assert together["drafted"] > 30
+    assert together["drafted"] == 0, "the last of the three left the choice to the first"
+    assert 0 < together["seconds_gained"] < sum(size > 0 for size in last) * 0.01 * 9 / 3, "a third of all gains"
     assert together["costs"][0]["seconds"] == pytest.approx(0.01 * 1.1), "a plain forward of three rows"
+
+
+def test_a_response_that_begins_leaves_the_counts_of_one_that_runs():
+    """Responses of one server share the gate: what each drafted, gained and prepared for is its own."""
+    gate = Gate()
+    first, second = (TreeSources([perfect(TRUTH, 8)], vocab_size=50, gate=gate, clock=lambda: 0.0) for _ in range(2))
+    simulate(first, PROMPT, TRUTH, 200, linear(0.1))
+    before = first.report
+    assert before["drafted"] > 10
+    assert before["seconds_gained"] > 0
+    second.begin(PROMPT)
+    assert second.report["drafted"] == second.report["seconds_gained"] == 0
+    assert first.report == before
+    second.propose(8)
+    second.measured(1, 1, 0.01)
+    counted = ("plain", "declined_forwards", "drafted", "probes", "seconds_gained", "rows")
+    assert {name: first.report[name] for name in counted} == {name: before[name] for name in counted}
