@@ -107,6 +107,8 @@ class ExpertStore:
             self._call_off({base + expert_id for expert_id in plan.expert_ids})
         self._reread_lost(plan.cached, base)
         self._issue(union)
+        if self._inflight:
+            time.sleep(0)  # gives the interpreter lock away: the disk hears of the reads now, not with the next kernel
         return self._deliver_ascending(union) if prefill else self._deliver(union)
 
     def touched(self, layer_idx: int, expert_ids: NDArray[np.int64], *, prefill: bool = False) -> None:
