@@ -35,6 +35,7 @@ from coli.kernels.simd import (
 )
 
 UNROLL = 4  # pairs per turn of the loop; `pairs` is a multiple of it
+AHEAD = 4096  # bytes by which B is prefetched: panels come from the third-level cache
 _LOW, _HIGH, _X, _TMP = "%ymm12", "%ymm13", "%ymm14", "%ymm15"  # lanes 0..7 and 8..15; a broadcast pair; a temporary
 # Operands of the assembly. rax and rdx go along the rows 0 .. 2 and 3 .. 5, rcx along B, rsi counts.
 _A, _A_ROW, _B, _PAIRS, _C, _C_ROW, _A_SCALE, _B_SCALE = (f"${i}" for i in range(8))
@@ -62,6 +63,7 @@ def tile_text(m, mode):
     lines += [f"vpxor {_sum(i, half)}, {_sum(i, half)}, {_sum(i, half)}" for i in range(m) for half in (0, 1)]
     lines += [".p2align 5", "1:"]
     for u in range(UNROLL):
+        lines.append(f"prefetcht0 {AHEAD + 64 * u}(%rcx)")
         lines += [f"vmovdqu {64 * u}(%rcx), {_LOW}", f"vmovdqu {64 * u + 32}(%rcx), {_HIGH}"]
         for i in range(m):
             lines += [
