@@ -18,6 +18,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO
 
+import numpy as np
+from numpy.typing import NDArray
+
 from coli.errors import CorpusError, OptionError
 
 TEXT, JSON_LINES, IDS, LOG = "text", "jsonl", "ids", "log"
@@ -68,7 +71,7 @@ class Document:
 
     offset: int
     text: Iterator[str] | None = None
-    ids: Sequence[int] | None = None
+    ids: NDArray[np.int32] | None = None
     line: int = 1
 
 
@@ -210,7 +213,7 @@ def _json_lines(file: BinaryIO, source: Input, field: str, start: Start) -> Iter
 
 def _id_runs(file: BinaryIO, source: Input, vocab_size: int, begin: int) -> Iterator[Document]:
     """Runs between negative numbers, as in the seed's corpus file. begin: byte at which the file is."""
-    run: list[int] = []
+    run: list[NDArray[np.int32]] = []
     start = begin
     for offset, text in _whole_fields(file, begin):
         at = 0
@@ -219,29 +222,32 @@ def _id_runs(file: BinaryIO, source: Input, vocab_size: int, begin: int) -> Iter
             ids = _plain_ids(part, vocab_size)
             if ids is None:
                 ids = _checked_ids(part, source, offset + at, vocab_size)
-            if ids and not run:
+            if len(ids) and not run:
                 start = offset + at + len(part) - len(part.lstrip())
-            run += ids
+            if len(ids):
+                run.append(ids)
             if separator is not None:
                 if run:
-                    yield Document(start, ids=run)
+                    yield Document(start, ids=np.concatenate(run))
                 run, at = [], separator.end()
     if run:
-        yield Document(start, ids=run)
+        yield Document(start, ids=np.concatenate(run))
 
 
-def _plain_ids(text: bytes, vocab_size: int) -> list[int] | None:
+def _plain_ids(text: bytes, vocab_size: int) -> NDArray[np.int32] | None:
     """The ids of text that is digits and white space only; None if it has to be looked at field by field."""
     if text.translate(None, b"0123456789 \t\n\r\v\f"):
         return None
-    fields = text.split()
-    if max(map(len, fields), default=0) > 18:
+    spaces = np.flatnonzero(np.frombuffer(text, np.uint8) <= ord(" "))
+    if len(spaces) == len(text):
+        return np.empty(0, np.int32)
+    if np.diff(spaces, prepend=-1, append=len(text)).max() > 19:  # more than 18 digits
         return None
-    ids = list(map(int, fields))
-    return ids if max(ids, default=0) < vocab_size else None
+    ids = np.fromstring(text, np.int64, sep=" ")
+    return ids.astype(np.int32) if ids.max() < vocab_size else None
 
 
-def _checked_ids(text: bytes, source: Input, offset: int, vocab_size: int) -> list[int]:
+def _checked_ids(text: bytes, source: Input, offset: int, vocab_size: int) -> NDArray[np.int32]:
     """The same, or CorpusError with the byte of what is no id. offset: of the text."""
     ids: list[int] = []
     for match in re.finditer(rb"[^ \t\n\r\v\f]+", text):
@@ -251,7 +257,7 @@ def _checked_ids(text: bytes, source: Input, offset: int, vocab_size: int) -> li
             raise CorpusError(f"{source.shown}: {shown} at byte {at}: expected a token id or a negative separator")
         _check_ids([int(field)], source, at, vocab_size)
         ids.append(int(field))
-    return ids
+    return np.array(ids, np.int32)
 
 
 def _whole_fields(file: BinaryIO, offset: int) -> Iterator[tuple[int, bytes]]:

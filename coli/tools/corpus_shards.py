@@ -174,7 +174,7 @@ def _encode(
 def _pieces(document: Document, reading: Reading) -> Iterator[tuple[NDArray[np.int32], int]]:
     """(ids, byte behind them) of a document, piece by piece."""
     if document.ids is not None:
-        yield _without(np.array(document.ids, np.int32), reading.banned), document.offset
+        yield _without(document.ids, reading.banned), document.offset
         return
     stop = document.offset
     text = document.text if document.text is not None else iter(())

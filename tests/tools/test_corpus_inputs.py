@@ -44,7 +44,8 @@ def test_bulk_reading_equals_field_by_field(monkeypatch: pytest.MonkeyPatch, see
         said = ""
         try:
             for document in corpus_inputs._id_runs(io.BytesIO(data), SOURCE, 100, 0):
-                found.append((document.offset, list(document.ids or [])))
+                assert document.ids is not None
+                found.append((document.offset, document.ids.tolist()))
         except CorpusError as error:
             said = str(error)
         assert (f"at byte {bad}" in said) if bad is not None else not said
