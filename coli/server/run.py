@@ -17,7 +17,8 @@ from coli.errors import OptionError
 from coli.llm import LLM
 from coli.options import DraftOptions, GenerateOptions
 from coli.server.app import Api, ServerOptions
-from coli.server.guard import is_loopback
+from coli.server.connections import Connection
+from coli.server.guard import App, is_loopback
 from coli.server.live import Probe
 from coli.server.log import told
 from coli.server.worker import Worker
@@ -46,6 +47,23 @@ class _Server(uvicorn.Server):
             handler = before[signal.Signals(captured)]
             if callable(handler):
                 handler(captured, None)
+
+
+def configured(app: App, drain_seconds: int = DRAIN_SECONDS) -> uvicorn.Config:
+    """How `app` is served, wherever; `drain_seconds`: for what runs when the server is told to end."""
+    return uvicorn.Config(
+        app,
+        http=Connection,
+        log_config=None,
+        log_level="warning",
+        access_log=False,
+        lifespan="off",
+        ws="none",
+        timeout_keep_alive=15,
+        timeout_graceful_shutdown=drain_seconds,
+        h11_max_incomplete_event_size=64 * 1024,
+        server_header=False,
+    )
 
 
 def serve(
@@ -79,20 +97,7 @@ def serve(
             name = f"[{options.host}]" if ":" in options.host else options.host
             notice(f"serving {options.model_name} on http://{name}:{listener.getsockname()[1]}")
             api = Api(llm, worker, options, defaults, probe)
-            config = uvicorn.Config(
-                api.app(),
-                http="h11",
-                log_config=None,
-                log_level="warning",
-                access_log=False,
-                lifespan="off",
-                ws="none",
-                timeout_keep_alive=15,
-                timeout_graceful_shutdown=DRAIN_SECONDS,
-                h11_max_incomplete_event_size=64 * 1024,
-                server_header=False,
-            )
-            server = _Server(config)
+            server = _Server(configured(api.app()))
             api.view.leaving = lambda: server.should_exit
             server.run([listener])
         finally:

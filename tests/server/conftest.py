@@ -20,6 +20,7 @@ from coli.errors import ColiError  # noqa: E402
 from coli.llm import LLM  # noqa: E402
 from coli.options import DraftOptions, EngineOptions, GenerateOptions  # noqa: E402
 from coli.server.app import Api, ServerOptions  # noqa: E402
+from coli.server.run import configured  # noqa: E402
 from coli.server.worker import Worker  # noqa: E402
 from coli.tools.probe import disk_speed  # noqa: E402
 
@@ -67,8 +68,7 @@ def start(tmp_path_factory) -> Iterator[Callable[..., Running]]:
         listener = socket.socket()
         listener.bind(("127.0.0.1", 0))
         listener.listen(512)  # before its thread takes connections up: nobody is refused
-        config = uvicorn.Config(api.app(), log_level="critical", lifespan="off", ws="none", timeout_graceful_shutdown=5)
-        server = uvicorn.Server(config)
+        server = uvicorn.Server(configured(api.app(), drain_seconds=5))
         api.view.leaving = lambda: server.should_exit
         thread = threading.Thread(target=server.run, args=([listener],))
         thread.start()
