@@ -239,16 +239,22 @@ class Worker:
             with self._changed:
                 if not self._waiting:
                     return
-                job = self._waiting.popleft()
+                job = self._waiting[0]
             if job.cancelled:
                 self.counts.cancelled += 1
+                self._waiting.popleft()
                 continue
             try:
-                self._begin(job)
+                slot, active = self._begin(job)
             except Exception as error:
+                self._waiting.popleft()
                 self._fail(job, error)
+                continue
+            with self._changed:  # it leaves the queue as it takes the slot: in between there would be room for one more
+                self._waiting.popleft()
+                self.slots.take(slot, active)
 
-    def _begin(self, job: Job) -> None:
+    def _begin(self, job: Job) -> tuple[Slot, Active]:
         self._llm.check_ids(job.prompt_ids)
         slot = self.slots.find(job.prompt_ids)
         options = job.options
@@ -258,7 +264,7 @@ class Worker:
         running = self._llm.start(slot.session, job.prompt_ids, options, self._drafts, job.grammar, sampler, seed)
         active = Active(job, slot, running, sampler, AnswerText(self._llm.tokenizer, options.stop))
         active.seed = seed
-        self.slots.take(slot, active)
+        return slot, active
 
     def _step(self) -> None:
         """One forward over the next rows of prompts, then one for everybody who has read theirs: answers go on while

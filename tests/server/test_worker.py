@@ -132,3 +132,18 @@ def test_between_answers_every_forward_is_counted_for_onlookers(llm):
         assert (glance.hits, glance.misses) == (stats.hits, stats.misses)
         assert glance.hits + glance.misses == worker.counts.steps * 6 * 4
         assert (glance.usage == llm.load(CONTEXT).store.policy.usage.reshape(glance.usage.shape)).all()
+
+
+def test_a_job_keeps_its_place_in_the_queue_until_it_has_its_slot(llm, monkeypatch):
+    worker = worker_of(llm, 1)
+    begin, seen = worker._begin, []
+
+    def watched(job: Job):
+        seen.append((worker.waiting, worker.free_slots))
+        return begin(job)
+
+    monkeypatch.setattr(worker, "_begin", watched)
+    Heard(worker, 10, 3, 0)
+    worker._admit()
+    assert seen == [(1, 1)]
+    assert (worker.waiting, worker.free_slots) == (0, 0)
