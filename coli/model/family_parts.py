@@ -25,6 +25,11 @@ from coli.model.rope_keys import rope_of, rotary_dim_of, yarn_scale
 
 @dataclass(frozen=True, slots=True)
 class ExpertRules:
+    """What a family's sparse layers are made of; names and meanings are the fields of `ModelSpec`.
+
+    shared_size: inner width of the shared expert, 0 without one; shared_gate: whether a gate scales its output.
+    """
+
     num_experts: int
     num_experts_per_tok: int
     moe_intermediate_size: int
@@ -155,6 +160,7 @@ def latent_spec(
 
 
 def layer_count(reader: ConfigReader) -> int:
+    """num_hidden_layers. Raises CheckpointError beyond MAX_LAYERS."""
     return reader.integer("num_hidden_layers", maximum=MAX_LAYERS)
 
 

@@ -13,12 +13,14 @@ Bytes = Callable[[int], bytes]
 
 
 def error_body(status: int, message: str, field: str | None = None, code: str | None = None) -> dict[str, Any]:
+    """The error object of `status`; `field` is the request's field it is about, `code` what programs go by."""
     kind = "invalid_request_error" if status < 500 else "server_error"
     kind = {401: "authentication_error", 429: "rate_limit_error"}.get(status, kind)
     return {"error": {"message": message, "type": kind, "param": field, "code": code}}
 
 
 def usage(done: Done) -> dict[str, Any]:
+    """Tokens of prompt and answer; of the prompt those not computed again, of the drafts those judged."""
     generated = len(done.token_ids)
     accepted = sum(counts["accepted"] for counts in done.drafts.values())
     return {
@@ -39,6 +41,7 @@ def extras(done: Done) -> dict[str, Any]:
 
 
 def ending(done: Done) -> dict[str, Any]:
+    """What only the end of an answer knows."""
     return {"usage": usage(done), "coli": extras(done)}
 
 
@@ -53,6 +56,7 @@ def part_list(parts: Sequence[Part]) -> list[dict[str, Any]]:
 
 
 def chat_logprobs(token_bytes: Bytes, entries: Sequence[TokenLogprob]) -> dict[str, Any]:
+    """`logprobs` of a chat choice: natural logarithms, one entry an id, its bytes beside its text."""
     return {
         "content": [
             {
@@ -66,6 +70,7 @@ def chat_logprobs(token_bytes: Bytes, entries: Sequence[TokenLogprob]) -> dict[s
 
 
 def completion_logprobs(token_bytes: Bytes, entries: Sequence[TokenLogprob], offset: int) -> dict[str, Any]:
+    """`logprobs` of a completion choice; `offset`: characters of the answer before the first of `entries`."""
     tokens = [token_bytes(entry.token_id).decode("utf-8", "replace") for entry in entries]
     offsets = [offset]
     for token in tokens:

@@ -41,11 +41,15 @@ class Strict(BaseModel):
 
 
 class StreamOptions(Strict):
+    """What a stream tells beside the text: usage behind it, and which text was drafted (ours)."""
+
     include_usage: bool = False
     include_drafts: bool = False
 
 
 class JsonSchema(Strict):
+    """A schema to draft by; `strict: true` is refused."""
+
     name: str | None = Field(None, max_length=256)
     description: str | None = Field(None, max_length=MAX_TEXT)
     schema_: dict[str, Any] | None = Field(None, alias="schema")
@@ -53,11 +57,15 @@ class JsonSchema(Strict):
 
 
 class ResponseFormat(Strict):
+    """The form an answer is expected to have; drafts follow it, nothing enforces it."""
+
     type: Literal["text", "json_object", "json_schema"]
     json_schema: JsonSchema | None = None
 
 
 class Function(Strict):
+    """A function the model may call, for the chat template to show."""
+
     name: str = Field(min_length=1, max_length=256)
     description: str | None = Field(None, max_length=MAX_TEXT)
     parameters: dict[str, Any] | None = None
@@ -65,16 +73,22 @@ class Function(Strict):
 
 
 class Tool(Strict):
+    """One of `tools`; functions only."""
+
     type: Literal["function"]
     function: Function
 
 
 class CalledFunction(Strict):
+    """Name and arguments (JSON text, as the API has them) of a call in an earlier answer."""
+
     name: str = Field(max_length=256)
     arguments: str = Field(max_length=MAX_TEXT)
 
 
 class ToolCall(Strict):
+    """A call in an earlier answer; `index` is what streams number them by, and ignored."""
+
     id: str | None = Field(None, max_length=256)
     type: Literal["function"] = "function"
     index: int | None = None
@@ -82,11 +96,15 @@ class ToolCall(Strict):
 
 
 class TextPart(Strict):
+    """A part of a message; text is the only kind there is here."""
+
     type: Literal["text"]
     text: str = Field(max_length=MAX_TEXT)
 
 
 class Message(Strict):
+    """One turn of a conversation, at most MAX_TEXT characters in each of its texts."""
+
     role: Literal["system", "developer", "user", "assistant", "tool"]
     content: str | list[TextPart] | None = Field(None)
     name: str | None = Field(None, max_length=256)

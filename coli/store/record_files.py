@@ -29,6 +29,8 @@ Preadv = Callable[[int, list[memoryview], int], int]
 
 
 class IoMode(StrEnum):
+    """How records come into memory: as views of mapped files, read through the page cache, or past it."""
+
     MMAP = "mmap"
     PREAD = "pread"
     DIRECT = "direct"
