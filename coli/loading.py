@@ -241,7 +241,7 @@ def working_bytes(spec: ModelSpec, rows: int, context: int, threads: int) -> int
         H, width = part.indexer.index_n_heads, part.indexer.index_head_dim
         floats += rows * (H * width + width + H + 2 * min(part.indexer.index_topk, context))
         floats += indexer.working_bytes(H, width, context, threads) // 4
-    return 4 * floats + latent.working_bytes(N, rank, part.qk_rope_head_dim, context, threads)
+    return 4 * floats + latent.working_bytes(rows, N, rank, part.qk_rope_head_dim, context, threads)
 
 
 def prepare_kernels(notice: Notice) -> None:

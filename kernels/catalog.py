@@ -7,6 +7,7 @@ from coli.kernels.elementwise import LAYER_NORM as ROW_LAYER_NORM
 from coli.kernels.experts import PLAN_EXPERTS
 from coli.kernels.indexer import LAYER_NORM, SELECT
 from coli.kernels.latent import APPEND_ROWS, JOIN_HEADS, LATENT_ATTENTION, SPLIT_QUERY
+from coli.kernels.latent16 import LATENT_UNITS, RECORDS
 from coli.kernels.loops import OUTER, OUTER16, PANEL, TILE
 from coli.kernels.match import DRAFT, SEARCH
 from coli.kernels.matmul import RUN_JOBS
@@ -23,7 +24,16 @@ RUN = (
     KV_APPEND, COPY_SLOTS, RMS_NORM, POINTWISE, SWIGLU, COUNT_BAD, FUNCTIONS, ROPE_TABLE, APPLY_ROPE, ROUTE, COMBINE,
     ACCUMULATE, EMBED_ROWS, PLAN_EXPERTS, ARGMAX, CANDIDATES, CONTINUE, REPLAY,
 )  # fmt: skip
-LATENT = (APPEND_ROWS, SPLIT_QUERY, LATENT_ATTENTION, JOIN_HEADS, LAYER_NORM, SELECT)  # of some families only
+LATENT = (
+    APPEND_ROWS,
+    SPLIT_QUERY,
+    LATENT_ATTENTION,
+    RECORDS,
+    LATENT_UNITS,
+    JOIN_HEADS,
+    LAYER_NORM,
+    SELECT,
+)  # of some families only
 CLAMPED = (CLAMPED_SWIGLU,)  # of gpt-oss
 SLIDING = (SLIDE,)  # of models with windows
 PHIMOE = (ROW_LAYER_NORM,)

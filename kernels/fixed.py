@@ -62,22 +62,31 @@ def round_pairs(x, x_factor, y, y_factor, n, half, out, step):
 
 
 @device
+def norm_of(x, n, half):
+    """(largest magnitude, power, L2 norm of x * power) of a row. power is one of two that makes the squares near 1, so
+    that none overflows (those of float16 cannot: 1); they run in 16 lanes by index % 16 and end in a fixed tree."""
+    bits, squares = abs_bits(splat_f32(np.float32(0))), splat_f32(np.float32(0))
+    for i in range(0, n, 16):
+        y = load_row(x, i, half)
+        bits = imax(bits, abs_bits(y))
+        if half:
+            squares = fma(y, y, squares)
+    most, power = hmax_i32(bits), np.float32(1)
+    if not half:
+        power = f32_bits(np.int32((254 - min(np.int64(most) >> 23, 253)) << 23))
+        times = splat_f32(power)
+        for i in range(0, n, 16):
+            y = fmul(load_row(x, i, half), times)
+            squares = fma(y, y, squares)
+    return f32_bits(most), power, sqrt_f32(hsum_f32(squares))
+
+
+@device
 def by_norm(x, n, half):
-    """(factor, scale) of a row: int = round(x * factor), x = about int * scale. The squares of x, made near 1 by a
-    power of two so that none overflows, run in 16 lanes by index % 16 and end in a fixed tree."""
-    bits = abs_bits(splat_f32(np.float32(0)))
-    for i in range(0, n, 16):
-        bits = imax(bits, abs_bits(load_row(x, i, half)))
-    most = hmax_i32(bits)
-    if f32_bits(most) < np.float32(TINY):
+    """(factor, scale) of a row: int = round(x * factor), x = about int * scale."""
+    largest, power, norm = norm_of(x, n, half)
+    if largest < np.float32(TINY):
         return np.float32(0), np.float32(0)
-    exponent = min(np.int64(most) >> 23, 253)
-    power = f32_bits(np.int32((254 - exponent) << 23))
-    times, squares = splat_f32(power), splat_f32(np.float32(0))
-    for i in range(0, n, 16):
-        y = fmul(load_row(x, i, half), times)
-        squares = fma(y, y, squares)
-    norm = sqrt_f32(hsum_f32(squares))
     return np.float32(NORM) / norm * power, norm / np.float32(NORM) / power
 
 

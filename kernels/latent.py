@@ -9,12 +9,15 @@ masked; a row attends the positions t of its list, ascending, and runs exactly t
     p[t]      expf(score[t] - max), summed in 16 lanes by t % 16, fixed tree
     out[d]    one fma chain over positions ascending of p[t] * latent[t, d], times 1 / sum
 Its list is the slots 0 .. prefix_len-1 and then its path, or where an indexer chose, the slots chosen (indexer.py).
-Threads take (row, block of heads) units.
+Threads take (row, block of heads) units. That is float32 caches; over fp16 ones latent16.py computes the same sums of
+integers.
 """
 
 import numpy as np
 
+from coli.kernels import latent16
 from coli.kernels.attention import softmax_row
+from coli.kernels.latent16 import MOST_HEADS, attended, heads_of
 from coli.kernels.loops import OUTER, call_outer
 from coli.kernels.ops import (
     bits_f32,
@@ -35,10 +38,9 @@ from coli.kernels.ops import (
 )
 from coli.kernels.runtime import Stage, address, arguments, device, unpacker
 
-unpack2, unpack4, unpack5, unpack8, unpack10, unpack11 = (unpacker(n) for n in (2, 4, 5, 8, 10, 11))
+unpack2, unpack4, unpack5, unpack8, unpack10 = (unpacker(n) for n in (2, 4, 5, 8, 10))
 
 SPAN = 128  # positions widened to float32 at a time
-MOST_HEADS = 64  # of a unit: bounds the scores kept
 
 
 def padded(width: int) -> int:
@@ -133,28 +135,23 @@ def widen_rows(cache, slots, prefix, path, first, count, width, half, span):
 
 
 def _latent_attention(args, part, parts):
-    """args: 0 query, out, address (S), prefix_len, paths, path stride, path_len, 7 N, R, width, half,
-    11 scratch, scratch bytes per part, rows, heads per unit, 15 OUTER, 16 slots, stride, counts (0: none), 19 scale."""
-    query, out, addresses, prefixes, paths, path_stride, lengths, heads, rank, width, half = unpack11(args, 0)
-    scratch, room, rows, group = unpack4(args, 11)
-    outer, chosen, chosen_stride, counts = unpack4(args, 15)
-    scale = np.float32(load_f64(args + 152))
+    """args: 0 query, out, address (S), prefix_len, paths, path stride, path_len, 7 N, R, width, 10 scratch, its bytes
+    per part, rows, heads per unit, 14 OUTER, slots, stride, counts (0: none), 18 scale."""
+    query, out, addresses, prefixes, paths, path_stride, lengths, heads, rank, width = unpack10(args, 0)
+    scratch, room, rows, group = unpack4(args, 10)
+    outer, chosen, chosen_stride, counts = unpack4(args, 14)
+    scale = np.float32(load_f64(args + 144))
     most = (group + 15) // 16 * 16
     turned = scratch + room * part  # (width, lanes) f32: the queries, a head per lane
     span = turned + 4 * width * most  # (SPAN, width) f32
     block = span + 4 * SPAN * width  # (SPAN, lanes) f32
     acc = block + 4 * SPAN * most  # (heads, R) f32
     scores = acc + 4 * group * rank  # (heads, positions) f32
-    per_row = (heads + group - 1) // group
-    for unit in range(part, rows * per_row, max(1, parts)):
-        s, first_head = unit // per_row, unit % per_row * group
-        count = min(group, heads - first_head)
-        lanes = (count + 15) // 16 * 16
+    for unit in range(part, rows * ((heads + group - 1) // group), max(1, parts)):
+        s, first_head, count, lanes = heads_of(unit, heads, group)
         cache, prefix = load_i64(addresses + 8 * s), load_i64(prefixes + 8 * s)
-        path, slots = paths + 8 * s * path_stride, np.int64(0)
-        stop = prefix + load_i64(lengths + 8 * s)
-        if chosen != 0:
-            slots, stop = chosen + 8 * s * chosen_stride, load_i64(counts + 8 * s)
+        path = paths + 8 * s * path_stride
+        slots, stop = attended(s, prefix, lengths, chosen, chosen_stride, counts)
         score_row = 4 * ((stop + 15) & -16) + 64
         for h in range(lanes):
             at = query + 4 * (s * heads + first_head + h) * width
@@ -162,7 +159,7 @@ def _latent_attention(args, part, parts):
                 store_f32(turned + 4 * (d * lanes + h), load_f32(at + 4 * d) if h < count else np.float32(0))
         for t in range(0, stop, SPAN):
             n = min(SPAN, stop - t)
-            widen_rows(cache, slots, prefix, path, t, n, width, half, span)
+            widen_rows(cache, slots, prefix, path, t, n, width, 0, span)
             call_outer(outer, 0, n, lanes >> 4, span, 4 * width, turned, 4 * lanes, 64, width, block, 4 * lanes, 64, 1,
                        0)  # fmt: skip
             for h in range(count):
@@ -175,7 +172,7 @@ def _latent_attention(args, part, parts):
             store_f32(turned + 4 * h, softmax_row(scores + h * score_row, 0, 0, stop, scale, np.float32(-np.inf)))
         for t in range(0, stop, SPAN):
             n = min(SPAN, stop - t)
-            widen_rows(cache, slots, prefix, path, t, n, width, half, span)
+            widen_rows(cache, slots, prefix, path, t, n, width, 0, span)
             call_outer(outer, 0, count, rank >> 4, scores + 4 * t, score_row, span, 4 * width, 64, n, acc, 4 * rank, 64,
                        0, 0)  # fmt: skip
         for h in range(count):
@@ -231,10 +228,14 @@ def join_heads(x: np.ndarray, dim: int, out: np.ndarray, threads: int = 1) -> No
     JOIN_HEADS.run(arguments(address(x), *x.shape, dim, address(out), _stride(out)), threads)
 
 
-def working_bytes(heads: int, kv_lora_rank: int, qk_rope_head_dim: int, positions: int, threads: int) -> int:
-    """Bytes of `scratch` that `attention` needs for rows that attend up to `positions` positions."""
+def working_bytes(rows: int, heads: int, kv_lora_rank: int, qk_rope_head_dim: int, positions: int, threads: int) -> int:
+    """Bytes of `scratch` that `attention` needs for rows that attend up to `positions` positions, whatever the type."""
     rank = padded(kv_lora_rank)
-    return 64 + threads * _thread_bytes(heads, rank, rank + padded(qk_rope_head_dim), positions)
+    width = rank + padded(qk_rope_head_dim)
+    return max(
+        64 + threads * _thread_bytes(heads, rank, width, positions),
+        latent16.working_bytes(rows, heads, rank, width, positions, threads),
+    )
 
 
 def _thread_bytes(heads: int, rank: int, width: int, positions: int) -> int:
@@ -271,15 +272,18 @@ def attention(
     for array in (addresses, prefix_len, path, path_len):
         assert array.dtype == np.int64
         assert array.flags.c_contiguous
-    room = _thread_bytes(heads, rank, width, cap)
-    assert scratch.nbytes >= threads * room + 64
+    lists = address(addresses), address(prefix_len), address(path), path.shape[1], address(path_len)
+    slots = (0, 0, 0) if chosen is None else (address(chosen[0]), chosen[0].shape[1], address(chosen[1]))
     most = min(heads, MOST_HEADS)
     group = most if rows * -(-heads // most) >= threads else max(1, min(most, -(-heads // threads)))
-    slots = (0, 0, 0) if chosen is None else (address(chosen[0]), chosen[0].shape[1], address(chosen[1]))
+    if is_f16:
+        latent16.attention(query, out, lists, slots, group, scale, cap, threads, scratch)
+        return
+    room = _thread_bytes(heads, rank, width, cap)
+    assert scratch.nbytes >= threads * room + 64
     block = arguments(
-        address(query), address(out), address(addresses), address(prefix_len), address(path), path.shape[1],
-        address(path_len), heads, rank, width, int(is_f16), (address(scratch) + 63) // 64 * 64, room, rows, group,
-        OUTER.address, *slots, float(scale),
+        address(query), address(out), *lists, heads, rank, width, (address(scratch) + 63) // 64 * 64, room, rows,
+        group, OUTER.address, *slots, float(scale),
     )  # fmt: skip
     LATENT_ATTENTION.run(block, threads)
 

@@ -3,6 +3,7 @@
     dot[i][lane] = sum over l of a[i][2l] * B[l][lane][0] + a[i][2l+1] * B[l][lane][1]           exact, int32
     SCORES       C[i][lane]  = float(dot) * (a_scale[i] * b_scale[lane])
     SUMS         C[i][lane]  = fma(float(dot), a_scale[i], C[i][lane])
+    MORE         C[i][lane]  = fma(float(dot), a_scale[i] * b_scale[lane], C[i][lane])
 The caller's numbers are such that no partial sum leaves int32 (fixed.py). An integer sum is the same in every order, so
 neither the rows that run side by side nor the instruction set can change a bit. B lies in panels: 64 bytes after 64
 bytes, each the 16 lanes of one pair. AVX2 is written as assembly: 6 rows fill the 16 registers, and LLVM spills.
@@ -13,7 +14,7 @@ from numba import types
 from numba.core import cgutils
 from numba.extending import intrinsic
 
-from coli.kernels.loops import SCORES, SUMS
+from coli.kernels.loops import MORE, SCORES, SUMS
 from coli.kernels.simd import (
     F32,
     I8,
@@ -75,7 +76,7 @@ def tile_text(m, mode):
             ]
     lines += [f"addq $${64 * UNROLL}, %rcx", f"addq $${4 * UNROLL}, %rax", f"addq $${4 * UNROLL}, %rdx"]
     lines += [f"subq $${UNROLL}, %rsi", "jnz 1b", f"movq {_C}, %rax"]
-    if mode == SCORES:
+    if mode != SUMS:
         lines += [f"vmovups ({_B_SCALE}), {_LOW}", f"vmovups 32({_B_SCALE}), {_HIGH}"]
     for i in range(m):
         low, high = _sum(i, 0), _sum(i, 1)
@@ -86,6 +87,13 @@ def tile_text(m, mode):
                 f"vmulps {_X}, {_HIGH}, {_X}",
                 f"vmulps {_TMP}, {low}, {low}",
                 f"vmulps {_X}, {high}, {high}",
+            ]
+        elif mode == MORE:
+            lines += [
+                f"vmulps {_X}, {_LOW}, {_TMP}",
+                f"vmulps {_X}, {_HIGH}, {_X}",
+                f"vfmadd213ps (%rax), {_TMP}, {low}",
+                f"vfmadd213ps 32(%rax), {_X}, {high}",
             ]
         else:
             lines += [f"vfmadd213ps (%rax), {_X}, {low}", f"vfmadd213ps 32(%rax), {_X}, {high}"]
@@ -145,8 +153,10 @@ class Emitted:
         b.position_at_end(done)
         for i, (out, total) in enumerate(zip(outs, totals, strict=True)):
             scale, value = splat(b, load(b, a_scale, 4 * i, F32), VF), b.sitofp(total, VF)
+            if mode != SUMS:
+                scale = b.fmul(scale, load(b, b_scale, 0, VF))
             if mode == SCORES:
-                value = b.fmul(value, b.fmul(scale, load(b, b_scale, 0, VF)))
+                value = b.fmul(value, scale)
             else:
                 value = ir_fma(b, value, scale, load(b, out, 0, VF))
             store(b, value, out, 0)
@@ -174,7 +184,7 @@ def path_of(context):
 def _outer16(typingctx, mode, m, blocks, a, a_row, bp, b_block, pairs, c, c_row, c_block, a_scale, b_scale):
     """C[i][j] (16 f32 at c + i*c_row + j*c_block) from a (int16 rows at a + i*a_row) and B (panels of `pairs` x 16
     lanes x 2 int16 at bp + j*b_block), i < m, j < blocks; strides in bytes, pairs a positive multiple of 4.
-    a_scale: f32 (m,); b_scale: f32 (blocks, 16), of SCORES alone."""
+    a_scale: f32 (m,); b_scale: f32 (blocks, 16), of SUMS not read."""
 
     def codegen(context, b, _sig, args):
         mode, m, blocks, a, a_row, bp, b_block, pairs, c, c_row, c_block, a_scale, b_scale = args
@@ -195,7 +205,7 @@ def _outer16(typingctx, mode, m, blocks, a, a_row, bp, b_block, pairs, c, c_row,
                 scale = plus(b, a_scale, b.mul(i0, const(I64, 4)))
                 end = b.append_basic_block("case.end")
                 switch = b.switch(b.add(rows, b.mul(mode, const(I64, 16))), end)
-                for kind in (SCORES, SUMS):
+                for kind in (SCORES, SUMS, MORE):
                     for i in range(1, path.most + 1):
                         case = b.append_basic_block(f"case.{kind}.{i}")
                         switch.add_case(const(I64, 16 * kind + i), case)

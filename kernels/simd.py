@@ -377,7 +377,47 @@ store_i8x16 = op(
     lambda c, b, a, x: store(b, b.trunc(x, V(I8, 16)), pointer(b, a), 0), types.void, i64, i32x16
 )  # the low byte of every lane
 store_u16x16 = op(lambda c, b, a, x: store(b, b.trunc(x, V(I16, 16)), pointer(b, a), 0), types.void, i64, i32x16)
+interleave_i16 = op(
+    lambda c, b, a, p, q: store(
+        b,
+        shuffle(
+            b, *(load(b, pointer(b, at), 0, V(I16, 16)) for at in (p, q)), [i // 2 + i % 2 * 16 for i in range(32)]
+        ),
+        pointer(b, a),
+        0,
+    ),
+    types.void,
+    i64,
+    i64,
+    i64,
+)  # the 16 int16 at two places, side by side: (16, 2)
+
+
+def _turn(c, b, target, step, source):
+    """(8, 16) i32 at source -> (16, 8), rows `step` bytes apart: within quarters, then quarters of 128 bits."""
+    source, target = pointer(b, source), pointer(b, target)
+    for half in (0, 1):
+        rows = [load(b, source, 64 * i + 32 * half, V(I32, 8)) for i in range(8)]
+        for width in (1, 2, 4):
+            low = [k // (2 * width) * 2 * width + k % width + k // width % 2 * 8 for k in range(8)]
+            rows = [
+                shuffle(b, rows[i & ~width], rows[i | width], [k + (width if i & width else 0) for k in low])
+                for i in range(8)
+            ]
+        for i, row in enumerate(rows):
+            store(b, row, plus(b, target, b.mul(step, const(I64, 8 * half + i))), 0)
+
+
+turn_i32 = op(_turn, types.void, i64, i64, i64)
 load_i8x16 = op(lambda c, b, a: b.sext(load(b, pointer(b, a), 0, V(I8, 16)), VI), i32x16, i64)
+
+
+def _prefetch(c, b, a):
+    """The line goes to the second-level cache."""
+    call(b, "llvm.prefetch.p0", ir.VoidType(), pointer(b, a), const(I32, 0), const(I32, 2), const(I32, 1))
+
+
+prefetch = op(_prefetch, types.void, i64)
 
 
 def _cycles(c, b):

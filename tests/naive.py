@@ -153,16 +153,21 @@ def abs_top(x):
     return f32(np.abs(x).max(initial=0))
 
 
+def norm_of(x):
+    """x (D,) f32 -> (largest magnitude, power, L2 norm of x * power)."""
+    top = abs_top(x)
+    power = np.int32((254 - min(int(top.view(np.int32)) >> 23, 253)) << 23).view(f32)
+    lanes = np.zeros(16, f32)
+    for values in (np.asarray(x, f32) * power).reshape(-1, 16):
+        lanes = fma(values, values, lanes)
+    return top, power, np.sqrt(tree_sum(lanes))
+
+
 def by_norm(x):
     """x (D,) f32 -> (integers, scale) by its L2 norm."""
-    top = abs_top(x)
+    top, power, norm = norm_of(x)
     if top < f32(1e-30):
         return np.zeros(len(x), np.int64), f32(0)
-    power = f32(2.0) ** f32(127 - min(int(top.view(np.int32)) >> 23, 253))
-    lanes = np.zeros(16, f32)
-    for i, value in enumerate(x * power):
-        lanes[i % 16] = fma(value, value, lanes[i % 16])
-    norm = np.sqrt(tree_sum(lanes))
     return round_row(x, f32(32760) / norm * power), norm / f32(32760) / power
 
 
@@ -321,6 +326,39 @@ def latent_attention(query, rows, rank, scale):
     for t in range(len(rows)):
         out = fma(p[t], rows[t, :rank], out)
     return out * (f32(1) / lane_sum(p))
+
+
+def latent_part(x):
+    """x (D,) f32 -> (integers, scale, bound of the integers) by norm or by peak, whichever has the larger scale."""
+    top, power, norm = norm_of(x)
+    factor, scale = f32(0), f32(0)
+    if top >= f32(1e-30):
+        factor, scale = f32(46000) / norm * power, norm / f32(46000) / power
+        if top / f32(32767) > scale:
+            factor, scale = f32(32767) / top, top / f32(32767)
+    return round_row(x, factor), scale, top * factor + f32(0.5)
+
+
+def latent_attention16(queries, rows, rank, scale):
+    """As latent_attention, for all heads (N, width) over rows that were float16, by sums of integers."""
+    values, scales, bounds = (np.array(each) for each in zip(*(latent_part(row[:rank]) for row in rows), strict=True))
+    ends, end_scales, _ = (np.array(each) for each in zip(*(latent_part(row[rank:]) for row in rows), strict=True))
+    outs = []
+    for query in queries:
+        (q, q_scale, _), (end, end_scale, _) = latent_part(query[:rank]), latent_part(query[rank:])
+        scores = (values @ q).astype(f32) * (scales * (q_scale * f32(scale)))
+        scores = fma((ends @ end).astype(f32), end_scales * (end_scale * f32(scale)), scores)
+        p = exp32(scores - scores.max())
+        out = np.zeros(rank, f32)
+        for t in range(0, len(rows), 128):
+            block = slice(t, t + 128)
+            w, total = p[block] * scales[block], f32(0)
+            for each, bound in zip(w, bounds[block], strict=True):
+                total = fma(each, bound, total)
+            factor = min(f32(2.14e9) / total, f32(32767) / w.max(), f32(1e30))
+            out = fma((round_row(w, factor) @ values[block]).astype(f32), f32(1) / factor, out)
+        outs.append(out * (f32(1) / lane_sum(p)))
+    return np.array(outs)
 
 
 def choose(q, keys, w, topk):

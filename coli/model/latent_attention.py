@@ -81,7 +81,7 @@ class LatentAttention:
         kernel.split_query(q, N, nope, rotary, parts, query, threads)
         self._k_up(machine, parts, query)
         context = machine.buffers.rows("latent_context", S, N * kernel.padded(rank)).reshape(S, N, -1)
-        scratch = kernel.working_bytes(N, rank, rotary, program.capacity, machine.threads)
+        scratch = kernel.working_bytes(S, N, rank, rotary, program.capacity, machine.threads)
         kernel.attention(
             query,
             context,

@@ -14,7 +14,7 @@ from coli.kernels import runtime
 
 runtime.configure(sys.argv[1], os.environ.get("COLI_KERNEL_CACHE"), int(sys.argv[2]))
 
-from coli.kernels import activations, attention, elementwise, matmul, moe, noise, quantize, rope, routing  # noqa: E402
+from coli.kernels import activations, attention, elementwise, latent, matmul, moe, noise, quantize, rope, routing  # noqa: E402
 
 THREADS = int(sys.argv[2])
 rng = np.random.default_rng(7)
@@ -59,6 +59,18 @@ def attend(half: bool) -> np.ndarray:
         q, out, at[0][:rows], at[1][:rows], prefix, path, np.arange(rows) % 2, 50, 0.17, heads, kv_heads, dim, cap,
         half, THREADS,
     )  # fmt: skip
+    return out
+
+
+def attend_latents(half: bool) -> np.ndarray:
+    heads, rank, rotary, cap, rows = 20, 48, 16, 320, 3
+    cache = np.zeros((cap, rank + rotary), np.uint16 if half else np.float32)
+    at, bad = np.full(cap, runtime.address(cache)), np.zeros(THREADS, np.int64)
+    latent.append_rows(numbers(cap, 60), 0, 44, 16, at, np.arange(cap), half, THREADS, bad)
+    query, out = numbers(rows, heads, rank + rotary) * 3, np.empty((rows, heads, rank), np.float32)
+    scratch = np.empty(latent.working_bytes(rows, heads, rank, rotary, cap, THREADS), np.uint8)
+    prefix, path = np.array([300, 130, 7]), np.array([[311], [317], [319]])
+    latent.attention(query, out, at[:rows], prefix, path, np.arange(rows) % 2, 0.17, cap, half, THREADS, scratch)
     return out
 
 
@@ -122,6 +134,8 @@ CASES = {
     "mxfp4": lambda: products(matmul.KIND_MXFP4, 37),
     "attention f32": lambda: attend(False),
     "attention f16": lambda: attend(True),
+    "latents f32": lambda: attend_latents(False),
+    "latents f16": lambda: attend_latents(True),
     "norms": norms,
     "rope": rotated,
     "routing": routed,

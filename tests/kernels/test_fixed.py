@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 
 from coli.kernels.fixed import by_norm, by_peak, round_pairs, round_row, round_weights
-from coli.kernels.loops import OUTER16, SCORES, SUMS
+from coli.kernels.loops import MORE, OUTER16, SCORES, SUMS
 from coli.kernels.ops import load_i64, store_f32
 from coli.kernels.runtime import Stage, address, arguments
 
@@ -89,12 +89,14 @@ def test_products_are_exact_and_scaled_once(rows):
     a[:, 0] = 32767
     a_scale, b_scale = rng.random(rows).astype(np.float32), rng.random((blocks, 16)).astype(np.float32)
     dot = np.einsum("ilp,jlnp->ijn", a.reshape(rows, pairs, 2).astype(np.int64), b.astype(np.int64))
-    for mode in (SCORES, SUMS):
+    for mode in (SCORES, SUMS, MORE):
         c = rng.standard_normal((rows, blocks, 16)).astype(np.float32)
         scale, number = a_scale[:, None, None], dot.astype(np.float32)
-        want = number * (scale * b_scale) if mode == SCORES else naive.fma(number, scale, c)
+        if mode != SUMS:
+            scale = scale * b_scale
+        want = number * scale if mode == SCORES else naive.fma(number, scale, c)
         OUTER16.call(
             mode, rows, blocks, address(a), a.strides[0], address(b), b.strides[0], pairs, address(c), c.strides[0], 64,
-            address(a_scale), address(b_scale) if mode == SCORES else 0,
+            address(a_scale), 0 if mode == SUMS else address(b_scale),
         )  # fmt: skip
         assert np.array_equal(c, want)
