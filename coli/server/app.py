@@ -7,6 +7,7 @@ a thread of the pool. Built by `coli.server.run` and by tests.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import secrets
 import time
 from collections.abc import Awaitable, Callable, Sequence
@@ -285,7 +286,7 @@ class Api:
         loop, events = asyncio.get_running_loop(), asyncio.Queue[Event]()
 
         def deliver(event: Event) -> None:
-            if not loop.is_closed():
+            with contextlib.suppress(RuntimeError):  # the loop is closed: nobody listens, and the engine goes on
                 loop.call_soon_threadsafe(events.put_nowait, event)
 
         job = Job(ids, options, deliver, grammar, logprobs)

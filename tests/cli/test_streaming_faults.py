@@ -1,9 +1,11 @@
 """What goes wrong while experts stream, as the user of `coli run` sees it: one line and status 1, or the same ids."""
 
 import errno
+import itertools
 import os
 import resource
 import shutil
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -41,11 +43,12 @@ def ids_of(err: str) -> list[int]:
 
 def cut_after(reads: int, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Cut the files of experts to their headers when so many records have been read."""
-    left = [reads]
+    numbers, taking = itertools.count(1), threading.Lock()  # several readers count
 
     def count() -> None:
-        left[0] -= 1
-        if left[0] == 0:
+        with taking:
+            number = next(numbers)
+        if number == reads:
             for path in folder.glob("experts-*.safetensors"):
                 os.truncate(path, record_files.PAGE_BYTES)
 
