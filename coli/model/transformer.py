@@ -309,8 +309,8 @@ class Transformer:
             threads = most if prefill else program.pace.threads(most, left, reading_s)  # a prompt has enough to compute
             self._replay(program, point.plan_call, point.sum_call, threads)
             left -= len(batch)
-            if not reading_s:
-                program.pace.learn(len(batch), self._replay_s - replayed_s)
+            if not prefill and (threads < most or not reading_s):
+                program.pace.learn(len(batch), self._replay_s - replayed_s, halved=threads < most)
             if watching is not None:
                 seen, look = watching
                 for expert_id in batch:

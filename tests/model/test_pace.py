@@ -11,7 +11,7 @@ from coli.model.pace import ExpertPace
 
 def known(expert_s: float) -> ExpertPace:
     pace = ExpertPace()
-    pace.learn(1, expert_s)
+    pace.learn(1, expert_s, halved=False)
     return pace
 
 
@@ -20,6 +20,20 @@ def test_half_the_threads_where_twice_the_time_ends_before_the_reads() -> None:
     pace = known(1.0)
     assert [pace.threads(most, 8, 14.0) for most in (1, 2, 3, 4)] == [1, 1, 2, 2]
     assert pace.threads(4, 8, 13.9) == 4
+
+
+def test_what_half_the_threads_took_counts() -> None:
+    pace = known(1.0)
+    pace.learn(2, 3.0, halved=True)
+    assert [pace.threads(2, 8, left) for left in (10.4, 10.5)] == [2, 1]
+
+
+def test_half_the_threads_are_not_asked_again_soon_where_they_take_twice_as_long() -> None:
+    pace = known(1.0)
+    pace.learn(1, 2.0, halved=True)
+    answers = [pace.threads(2, 8, 99.0) for _ in range(100)]
+    assert set(answers[:80]) == {2}
+    assert answers[-1] == 1
 
 
 def test_all_threads_where_no_read_worth_it_is_under_way_or_no_time_is_known() -> None:
@@ -31,7 +45,7 @@ def test_all_threads_where_no_read_worth_it_is_under_way_or_no_time_is_known() -
 def test_the_pace_follows_what_experts_take() -> None:
     pace = known(4.0)
     for _ in range(60):
-        pace.learn(3, 3.0)
+        pace.learn(3, 3.0, halved=False)
     assert pace.expert_s == pytest.approx(1.0, rel=1e-2)
 
 
