@@ -206,10 +206,11 @@ def merged(bench: Bench, label: str, chosen: Sequence[Group], rounds: int, deadl
             ratio = spread(over_plain(runs, name)) + ("" if same_ids(runs, name) else OTHER)
             print(f"| {label} | {prompt} | {name} | {spread(depths)} | {speed} | {ratio} |", flush=True)
             same = same and same_ids(runs, name)
-        best = max(only, key=lambda name: median(over_plain(runs, name)))
+        taken = {name: median(run.seconds for run in runs[name]) for name in variants}
+        best = min(only, key=taken.__getitem__)
         pairs = zip(runs["merged"], runs[best], strict=True)
         beside = spread([one.seconds / ours.seconds for ours, one in pairs])
-        ratio = f"{median(over_plain(runs, 'merged')) / median(over_plain(runs, best)):.2f}"
+        ratio = f"{taken[best] / taken['merged']:.2f}"
         lines.append(f"{prompt}, {len(runs[PLAIN])} rounds: merged over {best}: {ratio}, by rounds {beside}")
     print("\n" + "\n".join(lines), flush=True)
     return same
