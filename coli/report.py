@@ -125,7 +125,7 @@ _BOTTLENECKS = {
     ),
     "attention": (
         "attention and its projections",
-        "a shorter context or --kv f16 helps, drafts save forwards; --threads is {threads}",
+        "a shorter context helps (so does --kv f16 for a float32 cache), drafts save forwards; --threads is {threads}",
     ),
     "other": (
         "dense matrices, the output matrix and sampling",

@@ -52,6 +52,7 @@ BLOCK = 128  # positions whose weights share a factor
 PANEL = 32 * BLOCK + 64  # bytes of 16 latents of a block: a multiple of 4096 apart, they would meet in one cache set
 ROWS = 12  # positions of one call of the micro-kernel
 MOST_HEADS = 64  # of a unit: bounds the scores kept
+TABLE_ROWS = 4096  # rows the table of records has room for at least
 LONGEST, LARGEST = np.float32(46000), np.float32(32767)  # 46000**2 < 2**31
 MOST_SUM = np.float32(2.14e9)  # below 2**31 by more than rounding 128 weights can add
 
@@ -358,8 +359,10 @@ LATENT_UNITS = Stage(_latent_units)
 
 # ------------------------------------------------------------------ entry
 def working_bytes(rows: int, heads: int, rank: int, width: int, positions: int, threads: int) -> int:
-    """Bytes of `scratch` that `attention` needs."""
-    return 64 + positions * (2 * width + 12) + threads * _thread_bytes(heads, rank, width, positions) + 64 + 16 * rows
+    """Bytes of `scratch` that `attention` needs: the same for up to TABLE_ROWS rows, so that forwards of ever more rows
+    share one array."""
+    table = 16 * max(rows, TABLE_ROWS)
+    return 64 + positions * (2 * width + 12) + threads * _thread_bytes(heads, rank, width, positions) + 64 + table
 
 
 def _thread_bytes(heads: int, rank: int, width: int, positions: int) -> int:

@@ -32,8 +32,8 @@ def spread(width: int) -> int:
 class Buffers:
     """Scratch memory by name, kept from forward to forward and grown when a forward has more rows.
 
-    It grows by powers of two: recorded programs hold the arrays they were recorded with, and those before a growth
-    must not add up to more than the last.
+    It grows to twice its size or more: recorded programs hold the arrays they were recorded with, and those before a
+    growth must not add up to more than the last.
     """
 
     def __init__(self) -> None:
@@ -51,7 +51,7 @@ class Buffers:
         """At least `size` bytes, 64-byte aligned, content undefined."""
         array = self._arrays.get(name)
         if array is None or array.nbytes < size:
-            array = self._arrays[name] = activations.aligned(size)
+            array = self._arrays[name] = activations.aligned(max(size, 2 * array.nbytes if array is not None else 0))
         return array
 
     @property

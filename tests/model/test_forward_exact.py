@@ -7,6 +7,7 @@ import pytest
 from containers import FIXTURES, container, expected
 from forward_runs import Runner
 
+from coli.kernels import latent
 from coli.model import layers
 
 KINDS = ("f32", "q8", "q4")
@@ -118,3 +119,16 @@ def test_buffers_outgrown_one_row_at_a_time_do_not_add_up():
     views = [buffers.rows("x", rows, 400) for rows in range(1, 101)]
     held = {id(view.base): view.base for view in views}
     assert sum(array.nbytes for array in held.values()) < 2.1 * buffers.nbytes < 2.8 * 100 * 400 * 4
+
+
+def test_scratch_bytes_outgrown_row_by_row_do_not_add_up():
+    """The same of what is asked for in bytes."""
+    buffers = layers.Buffers()
+    held = {id(array): array for array in [buffers.bytes("x", 4000 * rows) for rows in range(1, 101)]}
+    assert sum(array.nbytes for array in held.values()) < 2.1 * buffers.nbytes < 4.3 * 100 * 4000
+
+
+def test_the_scratch_of_latent_attention_is_one_array_for_forwards_of_ever_more_rows():
+    sizes = {latent.working_bytes(rows, 128, 512, 64, 8192, 2) for rows in (1, 2, 63, 512, 4096)}
+    assert len(sizes) == 1
+    assert latent.working_bytes(8192, 128, 512, 64, 8192, 2) > sizes.pop()
