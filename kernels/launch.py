@@ -88,20 +88,12 @@ class Launcher:
             ctypes.CFUNCTYPE(None, ctypes.c_int)(workqueue.launch_threads)(threads)
             self.routine = LAUNCH_QUEUE
             words = [workqueue.parallel_for, FROM_QUEUE.address, threads]
-        self._words = {threads: np.array(words, np.int64)}  # by the most threads of a launch
-        self._threads = threads
-
-    def pool(self, threads: int | None = None) -> int:
-        """Address of the pool for launches on at most so many of its threads."""
-        threads = self._threads if threads is None else min(threads, self._threads)
-        words = self._words.get(threads)
-        if words is None:
-            words = self._words[threads] = np.array([*self._words[self._threads][:-1], threads], np.int64)
-        return data_pointer(words)
+        self._words = np.array(words, np.int64)
+        self.pool = data_pointer(self._words)
 
     def run(self, code: int, args: int, parts: int) -> None:
         """All parts of a stage: addresses of its code and of its arguments."""
-        self.routine.call(code, args, parts, self.pool())
+        self.routine.call(code, args, parts, self.pool)
 
 
 def _address_of(function: object) -> int:

@@ -96,17 +96,14 @@ class Tape:
         """Append the calls that were held back."""
         self.calls += held
 
-    def run(self, start: int = 0, stop: int | None = None, threads: int | None = None) -> int:
-        """Replay the calls start .. stop-1 (default: all); returns where it ended, `stop` unless a stage stopped it.
-
-        threads: how many share the parts of a call at most; None: as many as the pool has.
-        """
+    def run(self, start: int = 0, stop: int | None = None) -> int:
+        """Replay the calls start .. stop-1 (default: all); returns where it ended, `stop` unless a stage stopped it."""
         self.status[0] = 0
         stop = len(self.calls) if stop is None else stop
         assert self._packed is not None
         launcher = runtime.launcher()
         REPLAY.call(
             data_pointer(self._packed), int(start), int(stop), data_pointer(self.status), data_pointer(self.cycles),
-            data_pointer(self._end), launcher.routine.address, launcher.pool(threads),
+            data_pointer(self._end), launcher.routine.address, launcher.pool,
         )  # fmt: skip
         return int(self._end[0])

@@ -46,9 +46,6 @@ class Addresses:
     def prefetch(self, layer_idx: int, expert_ids: Sequence[int]) -> None:
         pass
 
-    def reading_left_s(self) -> float:
-        return 0.0
-
     def settle(self, committed_rows: Ints) -> None:
         pass
 

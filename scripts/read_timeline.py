@@ -5,12 +5,11 @@
 First raw reads alone and while the decode kernel runs on one and on all threads, with the share of a processor that the
 host took away ("steal"): on a virtual machine the disk's thread may live off the same processors.
 
-Then one process decodes `--tokens` random ids in turns, with the engine's rule for the threads beside reads (paced) and
-without it (all threads); raw reads of half a second stand before and after each turn. `of raw`: what the store got
-while reads were wanted over the mean of the two. A turn counts only if all other processes together used less than
-`--calm` of a processor. Milliseconds of a burst (from its first read until no read is wanted): until the first read is
-in the kernel (start), with fewer in the kernel than wanted and readers are free for (late), with 1, 2, 3 or more in it,
-and from the last byte until the store knows (told).
+Then one process decodes `--tokens` random ids in turns; raw reads of half a second stand before and after each turn.
+`of raw`: what the store got while reads were wanted over the mean of the two. A turn counts only if all other processes
+together used less than `--calm` of a processor. Milliseconds of a burst (from its first read until no read is wanted):
+until the first read is in the kernel (start), with fewer in the kernel than wanted and readers are free for (late),
+with 1, 2, 3 or more in it, and from the last byte until the store knows (told).
 """
 
 from __future__ import annotations
@@ -31,7 +30,6 @@ import numpy as np
 from coli.kernels import activations, matmul
 from coli.llm import LLM
 from coli.loading import LoadedModel
-from coli.model.pace import ExpertPace
 from coli.options import EngineOptions
 from coli.setting_values import parse_size
 from coli.store.places import SlabPlaces
@@ -42,12 +40,11 @@ RAW_SECONDS = 0.5
 WARM_UP = 24
 CONTEXT = 4096
 PARTS = ("start", "late", "in 1", "in 2", "in 3", "in more", "told")
-WAYS = ("paced", "all threads")
 
 
 @dataclass
 class Turns:
-    """What the counted turns of one way gave."""
+    """What the counted turns gave."""
 
     tokens_per_s: list[float] = field(default_factory=list)
     reading: list[float] = field(default_factory=list)  # bytes/s
@@ -140,10 +137,9 @@ def measure(args: argparse.Namespace) -> None:
     tell(args, f"{head}, load average {os.getloadavg()[0]:.1f}\n\n{beside_computing(raw)}\n")
     turns = in_turns(args, loaded, Clock(store._readers, store._places), raw)
     parts = " | ".join(f"{part}, ms" for part in PARTS)
-    tell(args, f"| threads | turns | tok/s | GB/s while reading | of raw | waiting | reads a burst | {parts} |\n"
-               "|" + "---|" * (7 + len(PARTS)))  # fmt: skip
-    for way in WAYS:
-        tell(args, row(way, turns[way]))
+    tell(args, f"| turns | tok/s | GB/s while reading | of raw | waiting | reads a burst | {parts} |\n"
+               "|" + "---|" * (6 + len(PARTS)))  # fmt: skip
+    tell(args, row(turns))
     tell(args, f"\nload average at the end {os.getloadavg()[0]:.1f}\n")
 
 
@@ -202,11 +198,11 @@ class Kernel:
             thread.join()
 
 
-def in_turns(args: argparse.Namespace, loaded: LoadedModel, clock: Clock, raw: Callable[[], float]) -> dict[str, Turns]:
-    """Decode in turns, both ways, until each has `--turns` calm ones or has tried five times as often."""
+def in_turns(args: argparse.Namespace, loaded: LoadedModel, clock: Clock, raw: Callable[[], float]) -> Turns:
+    """Decode until there are `--turns` calm turns or five times as many were tried."""
     store, rng, others = loaded.store, random.Random(1), Others()
     assert store is not None
-    cache, paced = loaded.new_cache(CONTEXT), ExpertPace.threads
+    cache = loaded.new_cache(CONTEXT)
 
     def decode(count: int) -> None:
         for _ in range(count):
@@ -217,13 +213,11 @@ def in_turns(args: argparse.Namespace, loaded: LoadedModel, clock: Clock, raw: C
             loaded.model.settle(np.zeros(1, np.int64))
 
     decode(WARM_UP)
-    turns = {way: Turns() for way in WAYS}
-    raw_after = raw()
-    for attempt in range(5 * len(WAYS) * args.turns):
-        way, raw_before = WAYS[attempt % len(WAYS)], raw_after
-        if all(len(turns[way].of_raw) >= args.turns for way in WAYS):
+    turns, raw_after = Turns(), raw()
+    for _ in range(5 * args.turns):
+        raw_before = raw_after
+        if len(turns.of_raw) >= args.turns:
             break
-        ExpertPace.threads = paced if way == "paced" else lambda self, most, experts, left: most  # type: ignore[method-assign]
         clock.take()
         others.look()
         before, began = store.stats(), time.perf_counter()
@@ -232,23 +226,22 @@ def in_turns(args: argparse.Namespace, loaded: LoadedModel, clock: Clock, raw: C
         bursts, raw_after = clock.take(), raw()
         if others.look()[0] > args.calm or after.reading_s == before.reading_s:
             continue
-        of = turns[way]
-        of.bursts += bursts
-        of.tokens_per_s.append(args.tokens / took)
-        of.reading.append((after.bytes_read - before.bytes_read) / (after.reading_s - before.reading_s))
-        of.of_raw.append(2 * of.reading[-1] / (raw_before + raw_after))
-        of.waiting.append((after.wait_s - before.wait_s) / took)
+        turns.bursts += bursts
+        turns.tokens_per_s.append(args.tokens / took)
+        turns.reading.append((after.bytes_read - before.bytes_read) / (after.reading_s - before.reading_s))
+        turns.of_raw.append(2 * turns.reading[-1] / (raw_before + raw_after))
+        turns.waiting.append((after.wait_s - before.wait_s) / took)
     return turns
 
 
-def row(way: str, turns: Turns) -> str:
+def row(turns: Turns) -> str:
     if len(turns.of_raw) < 2:
-        return f"| {way} | {len(turns.of_raw)} calm turns |" + " |" * (5 + len(PARTS))
+        return f"| {len(turns.of_raw)} calm turns |" + " |" * (5 + len(PARTS))
     low, _, high = quantiles(turns.of_raw, n=4)
     count = len(turns.bursts)
     parts = " | ".join(f"{1000 * sum(burst[part] for burst in turns.bursts) / count:.2f}" for part in PARTS)
     return (
-        f"| {way} | {len(turns.of_raw)} | {median(turns.tokens_per_s):.2f} | {median(turns.reading) / 1e9:.2f} | "
+        f"| {len(turns.of_raw)} | {median(turns.tokens_per_s):.2f} | {median(turns.reading) / 1e9:.2f} | "
         f"{median(turns.of_raw):.0%} (half of them {low:.0%}-{high:.0%}) | {median(turns.waiting):.0%} | "
         f"{sum(burst['reads'] for burst in turns.bursts) / count:.1f} | {parts} |"
     )

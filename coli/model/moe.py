@@ -44,10 +44,6 @@ class Experts(Protocol):
         """Read experts that may be wanted soon, behind all demanded reads."""
         ...
 
-    def reading_left_s(self) -> float:
-        """About how long the reads of the running union will still take; 0: none is under way."""
-        ...
-
     def settle(self, committed_rows: Ints | int) -> None: ...
 
 

@@ -13,7 +13,6 @@ from numpy.typing import NDArray
 from coli.kernels.experts import ALL_RESIDENT
 from coli.kernels.tape import Tape
 from coli.model.kv_cache import STEP
-from coli.model.pace import ExpertPace
 
 Ints = NDArray[np.int64]
 
@@ -110,7 +109,6 @@ class Program:
     flags: Ints  # (L, 3, threads) counts: keys and values that did not fit the cache type, rows with NaN router logits,
     # index keys that did not fit
     points: list[SparsePoint] = field(default_factory=list)
-    pace: ExpertPace = field(default_factory=ExpertPace)
     chosen: tuple[Ints, Ints] | None = None  # what the last indexer chose: slots (S, C), how many (S,)
     layers_start: int = 0  # number of the first layer's first call
     layer_ends: list[int] = field(default_factory=list)

@@ -285,9 +285,9 @@ class Transformer:
             yield
         self._touch(program.points[at:], prefill)
 
-    def _replay(self, program: Program | Head, start: int, stop: int | None = None, threads: int | None = None) -> int:
+    def _replay(self, program: Program | Head, start: int, stop: int | None = None) -> int:
         began = time.perf_counter()
-        end = program.tape.run(start, stop, threads)
+        end = program.tape.run(start, stop)
         self._replay_s += time.perf_counter() - began
         return end
 
@@ -301,16 +301,10 @@ class Transformer:
         if guess := program.guesses.get(point.layer_idx):
             self._replay(program, guess.start, guess.stop)
             self._experts.prefetch(guess.layer_idx, guess.expert_ids.ravel().tolist())
-        most, left = self._machine.threads, np.unique(point.expert_ids).size
         for batch in batches:
             point.take(batch)
-            earlier, replayed_s = int(point.done[0]), self._replay_s
-            reading_s = self._experts.reading_left_s()
-            threads = most if prefill else program.pace.threads(most, left, reading_s)  # a prompt has enough to compute
-            self._replay(program, point.plan_call, point.sum_call, threads)
-            left -= len(batch)
-            if not prefill and (threads < most or not reading_s):
-                program.pace.learn(len(batch), self._replay_s - replayed_s, halved=threads < most)
+            earlier = int(point.done[0])
+            self._replay(program, point.plan_call, point.sum_call)
             if watching is not None:
                 seen, look = watching
                 for expert_id in batch:

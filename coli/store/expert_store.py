@@ -171,13 +171,6 @@ class ExpertStore:
             self._prefetched += 1
             self._readers.submit(read)
 
-    def reading_left_s(self) -> float:
-        """About how long the reads of the running union will still take, by those before; 0: none is under way.
-
-        Reads ahead would count too, so with prefetch it is 0.
-        """
-        return 0.0 if self._prefetch_slots else self._readers.left_s()
-
     def take_usage(self) -> NDArray[np.int64]:
         """Selections (L, E) by committed rows since the last call: what the usage history learns from."""
         usage = self.policy.usage.reshape(self.policy.num_layers, self.num_experts).copy()

@@ -12,9 +12,6 @@ from dataclasses import dataclass, field
 from queue import Empty, SimpleQueue
 from typing import Any
 
-_WEIGHT = 0.125  # of one more stretch of reading in the mean
-_LATE_S = 1e-6
-
 
 @dataclass(slots=True, eq=False)
 class Read:
@@ -44,9 +41,8 @@ class ReaderThreads:
         self._prefetched: deque[Read] = deque()
         self._tickets: SimpleQueue[bool] = SimpleQueue()  # one per entry of the deques; False ends a thread
         self._answers: SimpleQueue[Read] = SimpleQueue()
-        self._clock = threading.Lock()  # of the five below
+        self._clock = threading.Lock()  # of the three below
         self._outstanding, self._since, self._reading_s = 0, 0.0, 0.0
-        self._finished, self._read_s = 0, 0.0  # since `_since`; mean seconds of reading for one read
         self._threads = [threading.Thread(target=self._run, name=f"coli-read-{i}", daemon=True) for i in range(threads)]
         for thread in self._threads:
             thread.start()
@@ -56,14 +52,6 @@ class ReaderThreads:
         """Seconds in which at least one read was wanted and not finished."""
         with self._clock:
             return self._reading_s + (time.perf_counter() - self._since if self._outstanding else 0.0)
-
-    def left_s(self) -> float:
-        """About how long the wanted reads will still take, by those before; 0: there is none. Late ones: a little."""
-        with self._clock:
-            if not self._outstanding:
-                return 0.0
-            expected = self._read_s * (self._finished + self._outstanding)
-            return max(expected - (time.perf_counter() - self._since), _LATE_S)
 
     def submit(self, read: Read) -> None:
         self._count(1)
@@ -115,14 +103,10 @@ class ReaderThreads:
     def _count(self, change: int) -> None:
         with self._clock:
             if self._outstanding == 0:
-                self._since, self._finished = time.perf_counter(), 0
+                self._since = time.perf_counter()
             self._outstanding += change
-            self._finished += change < 0
             if self._outstanding == 0:
-                seconds = time.perf_counter() - self._since
-                self._reading_s += seconds
-                each = seconds / self._finished
-                self._read_s += (each - self._read_s) * (_WEIGHT if self._read_s else 1.0)
+                self._reading_s += time.perf_counter() - self._since
 
     def _next(self) -> Read | None:
         for waiting in (self._demanded, self._prefetched):

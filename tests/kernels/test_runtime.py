@@ -15,8 +15,7 @@ import pytest
 
 from coli.errors import OptionError
 from coli.kernels import code_cache, image, precompile, runtime
-from coli.kernels.elementwise import COUNT_BAD, count_bad, rms_norm
-from coli.kernels.tape import Tape
+from coli.kernels.elementwise import COUNT_BAD, count_bad
 from coli.kernels.target import Target, ask_llvm, choose_target
 
 REPORT = """
@@ -223,17 +222,6 @@ def test_arguments_keep_integers_and_floats():
     assert block.tolist()[:2] == [3, -7]
     assert block.view(np.float64)[2] == 0.5
     assert block[3] == 2**62
-
-
-@pytest.mark.parametrize("most", [None, 1, 2, 3, 99])
-def test_a_replay_on_fewer_threads_does_every_part(most):
-    x = np.random.default_rng(3).standard_normal((61, 64)).astype(np.float32)
-    want, out, tape = np.empty_like(x), np.zeros_like(x), Tape()
-    rms_norm(x, np.ones(64, np.float32), 1e-6, want, 1)
-    with tape.recording():
-        rms_norm(x, np.ones(64, np.float32), 1e-6, out, 7)
-    assert tape.run(threads=most) == 1
-    assert np.array_equal(out, want)
 
 
 COMPILE = """

@@ -2,14 +2,11 @@
 
 import threading
 from pathlib import Path
-from types import SimpleNamespace
 
 import numpy as np
-import pytest
 from store.fake_records import write_records
 from store.stores import consume, make_store
 
-from coli.store import reader
 from coli.store.places import RecordPlaces
 from coli.store.reader import Read, ReaderThreads
 
@@ -129,33 +126,6 @@ def test_the_time_with_reads_under_way_is_counted(tmp_path: Path) -> None:
     late = store.stats().reading_s
     assert store.stats().reading_s == late
     store.close()
-
-
-def test_what_reads_will_still_take_is_told_by_those_before(monkeypatch: pytest.MonkeyPatch) -> None:
-    now = 100.0
-    monkeypatch.setattr(reader, "time", SimpleNamespace(perf_counter=lambda: now))
-    holds = {key: threading.Event() for key in range(4)}
-    readers = ReaderThreads(lambda read: holds[read.key].wait(PATIENCE_S) and None, 2, lambda read: None)
-    assert readers.left_s() == 0.0
-    readers.submit(Read(0, None))
-    now += 3.0
-    holds[0].set()
-    readers.receive(block=True)  # one read: three seconds
-    assert readers.left_s() == 0.0
-    readers.submit(Read(1, None))
-    readers.submit(Read(2, None))
-    assert readers.left_s() == 6.0
-    now += 2.0
-    assert readers.left_s() == 4.0
-    holds[1].set()
-    readers.receive(block=True)
-    assert readers.left_s() == 4.0
-    now += 7.0
-    assert 0 < readers.left_s() < 0.01  # late, but not done
-    holds[2].set()
-    readers.receive(block=True)
-    assert readers.left_s() == 0.0
-    readers.close()
 
 
 def test_demanded_reads_overtake_prefetched_ones() -> None:
