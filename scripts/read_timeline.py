@@ -26,6 +26,7 @@ from pathlib import Path
 from statistics import median, quantiles
 
 import numpy as np
+from stage_bench import tell
 
 from coli.kernels import activations, matmul
 from coli.llm import LLM
@@ -245,13 +246,6 @@ def row(turns: Turns) -> str:
         f"{median(turns.of_raw):.0%} (half of them {low:.0%}-{high:.0%}) | {median(turns.waiting):.0%} | "
         f"{sum(burst['reads'] for burst in turns.bursts) / count:.1f} | {parts} |"
     )
-
-
-def tell(args: argparse.Namespace, text: str) -> None:
-    print(text, flush=True)
-    if args.output:
-        with args.output.open("a") as file:
-            file.write(text + "\n")
 
 
 def main() -> None:
